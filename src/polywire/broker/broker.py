@@ -121,6 +121,8 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._catalog: Catalog = state.catalog
         self.streams: Final = state.catalog.streams
         self.elapsed = elapsed = state.begin(clock)
+        if settings.durability >= Level.SYNCED:
+            state.positions.show_durable_only(partial(log.barrier, settings.durability))
         log.expire_by(elapsed, age_us_max=settings.stage_expiry_us)
         self.access: Final = Access(self, settings, loop, clock)
         self.owners = Owners(self.access)

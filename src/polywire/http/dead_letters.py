@@ -157,7 +157,7 @@ class Redrive:
 
     def _check_positions(self, topic: Topic, begins: Mapping[int, int | None]) -> None:
         """Raise Conflict(VERSION_CONFLICT) if a committed offset is not the one in ``begins`` any more."""
-        before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
+        before = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP, latest=True)
         if any(before.get(number) != begin for number, begin in begins.items()):
             raise Conflict(ErrorCode.VERSION_CONFLICT, "another redrive has already sent these dead letters")
 
@@ -373,7 +373,7 @@ class DeadLetters:
 
     async def _waiting(self, topic: Topic, letters: Letters) -> Letters:
         slices, limit = Slices(), ReadLimit()
-        committed = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP)
+        committed = self._broker.positions_in(topic.name.full, PositionKind.GROUP, GROUP, latest=True)
         for partition in list(topic.partitions):
             log = partition.log
             begin, end = max(committed.get(partition.number, 0), log.first_offset), log.readable_offset

@@ -229,3 +229,54 @@ def test_offsets_of_older_brokers_have_no_metadata() -> None:
     one, several = (changes.decode_change(msgspec.msgpack.encode(stored)) for stored in older)
     assert one == changes.PositionStored(b"i" * 16, "", 3, GROUP, "g", 5, 1, 0, 99, epoch=-1, metadata="")
     assert several == changes.PositionsStored(b"i" * 16, "", GROUP, "g", {3: 5}, 1, 0, 99, notes={})
+
+
+def shown(memory: MemoryBroker) -> tuple[int | None, dict[int, int], dict[int, int]]:
+    """Return a group's offset in partition 0, and all its offsets, as clients see them."""
+    broker = memory.broker
+    kafka = {number: position.offset for number, position in broker.classic.positions("g", "orders").items()}
+    return broker.position("orders", 0, GROUP, "g"), broker.positions_in("orders", GROUP, "g"), kafka
+
+
+def test_with_synced_durability_clients_see_an_offset_once_its_commit_is_synced() -> None:
+    memory = MemoryBroker(BrokerSettings(durability=Level.SYNCED))
+    memory.broker.ensure_topic("orders")
+    memory.run()
+    memory.broker.commit_position("orders", 0, GROUP, "g", 5)
+    memory.broker.commit()
+    assert shown(memory) == (None, {}, {})
+    assert memory.broker.latest_position("orders", 0, GROUP, "g") == 5
+    memory.run()
+    assert shown(memory) == (5, {0: 5}, {0: 5})
+    memory.broker.commit_positions("orders", {0: 7, 1: 70}, GROUP, "g")
+    memory.broker.commit()
+    memory.broker.commit_position("orders", 0, GROUP, "g", 9)
+    memory.broker.commit()
+    assert shown(memory) == (5, {0: 5}, {0: 5})
+    assert memory.broker.positions_in("orders", GROUP, "g", latest=True) == {0: 9, 1: 70}
+    memory.run()
+    assert shown(memory) == (9, {0: 9, 1: 70}, {0: 9, 1: 70})
+    memory.broker.delete_positions(GROUP, "g", full_name="orders")
+    memory.broker.delete_positions(GROUP, "g", full_name="orders", partition_number=0)
+    memory.broker.commit()
+    assert shown(memory) == (9, {0: 9, 1: 70}, {0: 9, 1: 70})
+    memory.run()
+    assert shown(memory) == (None, {}, {})
+
+
+def test_what_clients_see_of_offsets_survives_a_power_loss() -> None:
+    memory = MemoryBroker(BrokerSettings(durability=Level.SYNCED))
+    memory.broker.ensure_topic("orders")
+    memory.broker.commit_position("orders", 0, GROUP, "g", 5)
+    memory.run()
+    memory.broker.commit_position("orders", 0, GROUP, "g", 9)
+    memory.broker.commit()
+    before = shown(memory)
+    memory.restart(synced_only=True)
+    assert shown(memory) == before
+
+
+def test_with_written_durability_clients_see_an_offset_at_once(memory: MemoryBroker) -> None:
+    memory.broker.ensure_topic("orders")
+    memory.broker.commit_position("orders", 0, GROUP, "g", 5)
+    assert shown(memory) == (5, {0: 5}, {0: 5})

@@ -492,8 +492,8 @@ class ClassicGroups:
         return refused
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
-        """Return all committed offsets of a group in a topic, by partition number."""
-        return self._commits.held(topic, group)
+        """Return all committed offsets of a group in a topic that clients may see, by partition number."""
+        return self._commits.shown(topic, PositionKind.GROUP, group)
 
     def subscribed_topics(self, group: str) -> Set[str]:
         """Return the full names of the topics that members subscribe to, empty for an unknown group."""

@@ -71,23 +71,23 @@ class Commits:
         self._owners = owners
 
     def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return a committed offset, or None. This counts as a use of the offset, so that it does not expire."""
+        """Return the latest committed offset, or None. This counts as a use of the offset, so that it does not expire."""
         held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
         if held is None:
             return None
         held.asked_at_us = self._clock.now_us()
         return held.partitions.get(partition_number)
 
-    def held(self, full_name: str, name: str) -> Mapping[int, Position]:
-        """Return all committed offsets of a group in a topic, by partition number.
+    def shown(self, full_name: str, kind: PositionKind, name: str) -> Mapping[int, Position]:
+        """Return the committed offsets of a consumer or group in a topic that clients may see, by partition number.
 
         This counts as a use, so they do not expire.
         """
-        held = self._state.positions.held(self._state.topic_key(full_name), PositionKind.GROUP, name)
-        if held is None:
-            return MappingProxyType({})
-        held.asked_at_us = self._clock.now_us()
-        return MappingProxyType(held.partitions)
+        key, positions = self._state.topic_key(full_name), self._state.positions
+        held = positions.held(key, kind, name)
+        if held is not None:
+            held.asked_at_us = self._clock.now_us()
+        return MappingProxyType(positions.shown(key, kind, name))
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
         """Raise Denied(DENIED) for another user's group. Return the owner of the committed offsets.
@@ -192,7 +192,18 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     _commits: Commits
 
     def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
-        """Return the committed offset of a consumer or group in one partition, None if it never committed."""
+        """Return the committed offset of a consumer or group in one partition, None if it never committed.
+
+        With the durability ``synced``, and in a bucket, offsets whose commit is not durable yet are not returned.
+        """
+        found = self._commits.shown(full_name, kind, name).get(partition_number)
+        return None if found is None else found.offset
+
+    def latest_position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
+        """Return the same as ``position``, but also an offset whose commit is not durable yet.
+
+        Reading may begin there, but clients must not see it.
+        """
         found = self._commits.find(full_name, partition_number, kind, name)
         return None if found is None else found.offset
 
@@ -211,14 +222,21 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         return ((self.topic_name(key), name) for key, name, _ in self._state.positions.owners(kind))
 
     def positions_in(
-        self, full_name: str, kind: PositionKind, name: str, among: Collection[int] | None = None
+        self,
+        full_name: str,
+        kind: PositionKind,
+        name: str,
+        among: Collection[int] | None = None,
+        *,
+        latest: bool = False,
     ) -> dict[int, int]:
         """Return the committed offsets of a consumer or group in a topic, by partition number.
 
         Args:
             among: if given, only the offsets of these partitions.
+            latest: whether to include those that are not durable yet. See ``latest_position``.
         """
-        return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among)
+        return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among, latest=latest)
 
     def topic_name(self, key: changes.TopicKey) -> str:
         return key if isinstance(key, str) else _full_name(self._state.catalog.find_id(key))

@@ -4,17 +4,23 @@ groups#positions).
 * An offset belongs to one incarnation of a topic and is deleted with it.
 * An offset committed before its topic exists is stored under the topic's name until the topic is created.
 * Any offset can be stored, even a negative one or one past the end of the partition.
+* If the log hides records until they are durable, clients do not see an offset before it is durable either. Otherwise a
+  failover could take back an offset that a client has seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, NamedTuple
 
 from polywire.broker.changes import PositionsDeleted, PositionsStored, PositionStored, TopicKey, split_key
 from polywire.broker.quotas import POSITION_BYTES, READER_BYTES, Kind, Usage
 from polywire.broker.view import Views, encoded
+from polywire.errors import BrokerError
+from polywire.log.base import Completion
 from polywire.types import PositionKind
 
 NO_EPOCH: Final = -1
@@ -71,13 +77,16 @@ class Positions:
         count: number of offsets in the table.
     """
 
-    __slots__ = ("_by_topic", "_readers", "_usage", "_views", "count")
+    __slots__ = ("_by_topic", "_earlier", "_readers", "_usage", "_views", "_when_durable", "count")
 
     def __init__(self, usage: Usage) -> None:
         self._by_topic: dict[TopicKey, dict[Reader, Held]] = {}
         self._usage = usage
         self._readers: Final = Views(self._readers_of)
         self._views: Final = Views(self._stored)
+        self._earlier: Final[dict[tuple[TopicKey, Reader], dict[int, deque[Position | None]]]] = {}
+        """The offset before each change that is not durable yet, by partition. The first is the durable one."""
+        self._when_durable: Callable[[Completion[int]], None] | None = None
         self.count = 0
 
     def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
@@ -86,6 +95,43 @@ class Positions:
             return None
         held = owners.get((kind, name))
         return None if held is None else held.partitions.get(partition)
+
+    def show_durable_only(self, when_durable: Callable[[Completion[int]], None]) -> None:
+        """From now on, ``shown`` omits changes that are not durable yet.
+
+        ``when_durable`` calls a callback once all changes so far are durable, in the order of the calls.
+        """
+        self._when_durable = when_durable
+
+    def shown(self, topic: TopicKey, kind: PositionKind, name: str) -> Mapping[int, Position]:
+        """Return the offsets of a consumer or group in a topic that clients may see, by partition number."""
+        held = self.held(topic, kind, name)
+        latest = {} if held is None else held.partitions
+        earlier = self._earlier.get((topic, (kind, name)))
+        if earlier is None:
+            return latest
+        durable = {number: before[0] for number, before in earlier.items()}
+        return {number: position for number, position in {**latest, **durable}.items() if position is not None}
+
+    def _keep_earlier(self, topic: TopicKey, reader: Reader, held: Held, numbers: Collection[int]) -> None:
+        """Before a change of these partitions' offsets, keep the present ones until the change is durable."""
+        if self._when_durable is None or not numbers:
+            return
+        earlier = self._earlier.setdefault((topic, reader), {})
+        for number in numbers:
+            earlier.setdefault(number, deque()).append(held.partitions.get(number))
+        self._when_durable(partial(self._became_durable, (topic, reader), tuple(numbers)))
+
+    def _became_durable(self, key: tuple[TopicKey, Reader], numbers: Sequence[int], result: int | BrokerError) -> None:
+        if isinstance(result, BrokerError):  # the log has failed, so this never becomes durable
+            return
+        earlier = self._earlier[key]
+        for number in numbers:
+            earlier[number].popleft()
+            if not earlier[number]:
+                del earlier[number]
+        if not earlier:
+            del self._earlier[key]
 
     def held(self, topic: TopicKey, kind: PositionKind, name: str) -> Held | None:
         return self._by_topic.get(topic, {}).get((kind, name))
@@ -106,15 +152,22 @@ class Positions:
         return [(topic, reader) for topic, owners in self._by_topic.items() for reader in owners]
 
     def offsets(
-        self, topic: TopicKey, kind: PositionKind, name: str, among: Collection[int] | None = None
+        self,
+        topic: TopicKey,
+        kind: PositionKind,
+        name: str,
+        among: Collection[int] | None = None,
+        *,
+        latest: bool = False,
     ) -> dict[int, int]:
         """Return the committed offsets of a consumer or group in a topic, by partition number.
 
         Args:
             among: if given, only the offsets of these partitions.
+            latest: whether to include those that are not durable yet, which clients must not see.
         """
         held = self.held(topic, kind, name)
-        kept = {} if held is None else held.partitions
+        kept = self.shown(topic, kind, name) if held is None or not latest else held.partitions
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
@@ -142,6 +195,7 @@ class Positions:
         if not offsets:
             return
         held, generation = self._hold(change), change.generation
+        self._keep_earlier(change.topic, (change.kind, change.name), held, offsets)
         had, freed = len(held.partitions), self._metadata_bytes(held, offsets) if held.metadata_bytes else 0
         made = {number: Position(offset, generation) for number, offset in offsets.items()}
         made.update({number: Position(offsets[number], generation, *note) for number, note in notes.items()})
@@ -211,6 +265,10 @@ class Positions:
                 continue
             self._readers.changing(topic)
             self._views.changing((topic, owner))
+            numbers = (
+                held.partitions.keys() if change.partition is None else held.partitions.keys() & {change.partition}
+            )
+            self._keep_earlier(topic, owner, held, numbers)
             gone = None if change.partition is None else held.partitions.pop(change.partition, None)
             if gone is not None:
                 self._charge_positions(held, -1, -len(gone.metadata))

@@ -107,7 +107,7 @@ def check_offsets(group_request: GroupRequest, pairs: Pairs, regression: Regress
 
 def _check_forward(group_request: GroupRequest, pairs: Pairs, regression: Regression) -> None:
     positions = group_request.session.state.local.positions_in(
-        group_request.topic, PositionKind.GROUP, group_request.group, pairs
+        group_request.topic, PositionKind.GROUP, group_request.group, pairs, latest=True
     )
     for partition, offset in pairs.items():
         current = positions.get(partition)

@@ -166,7 +166,7 @@ class Finder(NamedTuple):
         broker.require_current(partitions[number] for number in numbers)
         stored: Mapping[int, int] = {}
         if any(target.starts[0] == NEXT for target in targets):
-            stored = broker.positions_in(self.topic.name.full, *self.owner, frozenset(numbers))
+            stored = broker.positions_in(self.topic.name.full, *self.owner, frozenset(numbers), latest=True)
         return [self._find(target, stored) for target in targets]
 
     def _find(self, target: Target, stored: Mapping[int, int]) -> Found:
