@@ -19,7 +19,7 @@ from threading import Event, Lock
 from typing import Final, TypeVar
 
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.store.base import Blob, BlobExists, BlobMissing
+from polywire.store.base import Blob, BlobExists, BlobMissing, CopiedParts
 from polywire.store.file import FileStore
 from polywire.store.files import Access, Files
 from polywire.store.objects import Objects
@@ -145,6 +145,22 @@ class KeptBlob:
             if len(found) == min(stop, self.size) - start:
                 return found
         return self._remote.read_direct(block, start, stop)
+
+
+class _Evicting(CopiedParts):
+    """Evicts cached files to make space for parts, before these are written."""
+
+    def __init__(self, parts: CopiedParts, evict: Callable[[int], None]) -> None:
+        super().__init__(parts.part_bytes)
+        self._parts = parts
+        self._evict = evict
+        self._size = 0
+
+    def fill(self, out: memoryview) -> int:
+        count = self._parts.fill(out)
+        self._size += count
+        self._evict(self._size)
+        return count
 
 
 class BucketStore:
@@ -320,8 +336,11 @@ class BucketStore:
     def cached_bytes(self) -> int:
         return self._kept_bytes
 
-    def _evict_before(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
-        """Yield the parts. Before each part, evict cached files to make space for it."""
+    def _evict_before(self, parts: Iterable[Buffer]) -> Iterable[Buffer]:
+        """Return the parts. Before each part, cached files are evicted to make space for it."""
+        return _Evicting(parts, self._evict) if isinstance(parts, CopiedParts) else self._evict_before_each(parts)
+
+    def _evict_before_each(self, parts: Iterable[Buffer]) -> Iterator[Buffer]:
         size = 0
         for part in parts:
             size += len(part)

@@ -17,6 +17,7 @@ import mmap
 import sys
 import threading
 from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 MAPPED_BYTES_MIN: Final = 1024 * 1024  # for smaller buffers a ``bytearray`` is faster
@@ -58,15 +59,17 @@ def allocate_lasting(size: int) -> mmap.mmap:
 class Arena:
     """Pool of memory blocks, for any thread. A block is reused only if no view of it is left."""
 
-    __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_references_free")
+    __slots__ = ("_block_bytes", "_blocks", "_blocks_max", "_lock", "_newest", "_references_free")
 
     def __init__(self, *, block_bytes: int = BLOCK_BYTES, blocks_max: int = BLOCKS_MAX) -> None:
         self._block_bytes: Final = block_bytes
         self._blocks_max: Final = blocks_max
         probe = [mmap.mmap(-1, mmap.PAGESIZE)]
-        # The reference count of an unused block depends on the interpreter: measure it the way take() reads it.
-        self._references_free: Final = min([sys.getrefcount(block) for block in probe])
+        # The reference count of an unused block depends on the interpreter: measure it the way _find() reads it.
+        self._references_free: Final = sys.getrefcount(probe[0])
         self._blocks: list[mmap.mmap] = []
+        # index of the block that was taken last
+        self._newest = 0
         self._lock: Final = threading.Lock()
 
     @property
@@ -94,11 +97,14 @@ class Arena:
             return None if block is None else memoryview(block)[:size]
 
     def _find(self, *, may_grow: bool) -> mmap.mmap | None:
-        for index, count in enumerate([sys.getrefcount(block) for block in self._blocks]):
-            if count == self._references_free:
+        # Blocks are often released in the order they were taken, so one after the newest is likely to be free.
+        for index in chain(range(self._newest, len(self._blocks)), range(self._newest)):
+            if sys.getrefcount(self._blocks[index]) == self._references_free:
+                self._newest = index
                 return self._blocks[index]
         if not may_grow or len(self._blocks) == self._blocks_max:
             return None
         block = allocate_lasting(self._block_bytes)
+        self._newest = len(self._blocks)
         self._blocks.append(block)
         return block

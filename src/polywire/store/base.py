@@ -11,6 +11,7 @@ A blob is a segment or a snapshot. Stores need only one atomic operation: write 
 from __future__ import annotations
 
 import errno
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
@@ -89,6 +90,28 @@ class Blob(Protocol):
         """
 
 
+class CopiedParts(ABC, Iterable[Buffer]):
+    """The content of a blob, which a store copies straight into its own memory, if it has some.
+
+    A store that has none iterates over the content like over any other parts. Either way it is read once.
+
+    Args:
+        part_bytes: size of the parts in an iteration.
+    """
+
+    def __init__(self, part_bytes: int) -> None:
+        self.part_bytes: Final = part_bytes
+
+    @abstractmethod
+    def fill(self, out: memoryview) -> int:
+        """Copy the next bytes into ``out``. Return their number, which is smaller than ``out`` only at the end."""
+
+    def __iter__(self) -> Iterator[Buffer]:
+        part = memoryview(bytearray(self.part_bytes))
+        while count := self.fill(part):
+            yield part[:count]
+
+
 class Store(Protocol):
     """Named immutable blobs (files or objects). A name is a file name, or a directory, a slash and a file name.
 
@@ -100,7 +123,8 @@ class Store(Protocol):
     def put_new(self, name: str, parts: Iterable[Buffer]) -> None:
         """Store the parts, in order, as a new blob, which is durable on return.
 
-        Each part is consumed before the next one is requested, so all parts may use the same memory.
+        Each part is consumed before the next one is requested, so all parts may use the same memory. ``CopiedParts``
+        need no memory of their own.
 
         Raises:
             BlobExists: the name is taken.

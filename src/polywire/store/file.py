@@ -17,7 +17,15 @@ from typing import Final
 
 from polywire.clock import SYSTEM_CLOCK, Clock
 from polywire.errors import BrokerError, Busy, ErrorCode, Unavailable
-from polywire.store.base import BLOCK_BYTES, OPEN_BLOBS_MAX, BlobExists, BlobMissing, check_blob_name, no_descriptor
+from polywire.store.base import (
+    BLOCK_BYTES,
+    OPEN_BLOBS_MAX,
+    BlobExists,
+    BlobMissing,
+    CopiedParts,
+    check_blob_name,
+    no_descriptor,
+)
 from polywire.store.blob_cache import BlobCache, CachedBlob
 from polywire.store.files import (
     Access,
@@ -195,10 +203,19 @@ class _NewFile:
                 return
             count = min(len(space), len(rest))
             space[:count] = rest[:count]
-            self.size += count
             rest = rest[count:]
-            if self.size - self._written == self._memory.stretch_bytes:
-                self._write_out()
+            self._advance(count)
+
+    def add_all(self, parts: Iterable[Buffer]) -> None:
+        """Append all parts."""
+        if isinstance(parts, CopiedParts):
+            while (space := self._space()) is not None:
+                count = parts.fill(space)
+                self._advance(count)
+                if count < len(space):
+                    return
+        for part in parts:
+            self.add(part)
 
     def finish(self) -> list[memoryview] | None:
         """Write the remaining bytes and sync the file.
@@ -222,6 +239,11 @@ class _NewFile:
                 return None
             self._blocks.append(block)
         return self._blocks[-1][at:]
+
+    def _advance(self, count: int) -> None:
+        self.size += count
+        if self.size - self._written == self._memory.stretch_bytes:
+            self._write_out()
 
     def _write_out(self) -> None:
         """Write the blocks to the file. A last piece that is not a whole block is written through the page cache."""
@@ -422,8 +444,7 @@ class FileStore:
         file = self._files.open(path, Access.NEW)
         try:
             new = _NewFile(file, self._kept)
-            for part in parts:
-                new.add(part)
+            new.add_all(parts)
             return new.finish(), new.size
         finally:
             file.close()

@@ -248,6 +248,18 @@ def test_blocks_are_reused_only_when_no_view_is_left() -> None:
     assert arena.block_count == 2
 
 
+def test_the_search_for_a_free_block_begins_at_the_newest() -> None:
+    arena = Arena(block_bytes=4096, blocks_max=3)
+    blocks = [arena.take(4096) for _ in range(3)]
+    for number, block in enumerate(blocks):
+        block[0] = number
+    del block
+    blocks.clear()
+    assert [arena.take(4096)[0] for _ in range(2)] == [2, 2]
+    held = [arena.take(4096) for _ in range(3)]
+    assert [block[0] for block in held] == [2, 0, 1]
+
+
 def test_a_client_that_does_not_read_its_range_blocks_no_other_client(
     served: Served, connection: BulkConnection
 ) -> None:

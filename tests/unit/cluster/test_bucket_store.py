@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import Random
 
@@ -15,6 +15,7 @@ from polywire.store.base import BlobMissing
 from polywire.store.objects import FIRST, of_shard, shard_root
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.memory_objects import MemoryObjects, ObjectFault
+from tests.copied_parts import Copied
 
 SHARD = shard_root(FIRST)
 
@@ -67,8 +68,32 @@ def test_the_cache_never_exceeds_its_limit_even_during_writes(tmp_path: Path) ->
     assert store.size("segments/large.pws") == limit + 1
 
 
+def test_parts_that_are_copied_into_memory_evict_files_before_they_are_written(tmp_path: Path) -> None:
+    limit, most, directory = 700 * KIB, 0, tmp_path / "cache"
+    directory.mkdir()
+    store = BucketStore(
+        of_shard(MemoryObjects(), FIRST), directory, SYSTEM_FILES, cache_bytes=limit, memory_bytes=512 * KIB
+    )
+
+    def watch() -> None:
+        nonlocal most
+        most = max(most, taken(tmp_path))
+
+    for number in range(5):
+        store.put_new(f"segments/{number}.pws", Copied(bytes([number]) * (300 * KIB), watch))
+    watch()
+    assert 500 * KIB < most <= limit
+
+
+def in_parts(content: bytes) -> list[bytes]:
+    return [content[at : at + 33_333] for at in range(0, len(content), 33_333)]
+
+
+@pytest.mark.parametrize("make_parts", [in_parts, Copied])
 @pytest.mark.parametrize("memory_bytes", [0, 600 * KIB, 20_000 * KIB])
-def test_a_new_blob_is_cached_in_memory_if_it_fits(tmp_path: Path, memory_bytes: int) -> None:
+def test_a_new_blob_is_cached_in_memory_if_it_fits(
+    tmp_path: Path, memory_bytes: int, make_parts: Callable[[bytes], Iterable[bytes]]
+) -> None:
     objects, chance, directory = MemoryObjects(), Random(3), tmp_path / "cache"
     directory.mkdir()
     store = BucketStore(
@@ -76,8 +101,7 @@ def test_a_new_blob_is_cached_in_memory_if_it_fits(tmp_path: Path, memory_bytes:
     )
     contents = {f"segments/{size}.pws": chance.randbytes(size) for size in (1, 4096, 70_000, 300_001, 5_000_003)}
     for name, content in contents.items():
-        pieces = [content[at : at + 33_333] for at in range(0, len(content), 33_333)]
-        store.put_new(name, pieces)
+        store.put_new(name, make_parts(content))
         assert objects.read(SHARD + name).content == content
         out = bytearray(len(content))
         assert store.open(name).is_cached == (memory_bytes > 2 * len(content))

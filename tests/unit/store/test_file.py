@@ -7,7 +7,7 @@ import fcntl
 import gc
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from polywire.store.files import Access
 from polywire.store.native_memory import address_of
 from polywire.store.system_files import SYSTEM_FILES
 from polywire.testing.loop import SimulatedClock
+from tests.copied_parts import Copied
 
 STRETCH_BYTES = BlobCache(0).stretch_bytes
 
@@ -338,9 +339,15 @@ def test_cached_memory_is_not_reused_while_it_is_read() -> None:
     assert kept.take() is not None
 
 
-def test_without_memory_a_blob_is_still_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_parts(content: bytes) -> list[bytes]:
+    return [content[at : at + 1000] for at in range(0, len(content), 1000)]
+
+
+@pytest.mark.parametrize("make_parts", [in_parts, Copied])
+def test_without_memory_a_blob_is_still_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_parts: Callable[[bytes], Iterable[bytes]]
+) -> None:
     content = random.Random(8).randbytes(9 * PAGE + 5)
-    parts = [content[at : at + 1000] for at in range(0, len(content), 1000)]
     store = FileStore(tmp_path, kept_bytes=16 * PAGE, clock=SimulatedClock())
     allocate, left = allocate_lasting, [3]
 
@@ -352,9 +359,20 @@ def test_without_memory_a_blob_is_still_written(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(allocation, "allocate_lasting", refuse)
     for name in "ab":
-        store.put_new(name, parts)
+        store.put_new(name, make_parts(content))
         assert (tmp_path / name).read_bytes() == content
         assert not store.open(name).is_cached
+
+
+@pytest.mark.parametrize("size", [0, 1, PAGE, 5 * PAGE + 17, 8 * PAGE])
+def test_parts_are_copied_into_the_memory_of_the_cache(tmp_path: Path, size: int) -> None:
+    content = random.Random(9).randbytes(size)
+    store, parts = FileStore(tmp_path, kept_bytes=64 * PAGE), Copied(content)
+    store.put_new("a", parts)
+    assert set(parts.requested) == {BlobCache(64 * PAGE).block_bytes}, "nothing is copied twice"
+    assert (tmp_path / "a").read_bytes() == content
+    assert store.open("a").is_cached
+    assert store.get("a") == content
 
 
 # Writes past the page cache
@@ -407,8 +425,10 @@ def test_a_blob_is_complete_after_short_direct_writes(
     for size in SIZES:
         name = f"of.{size}"
         store.put_new(name, [content[at : min(at + 999_999, size)] for at in range(0, size, 999_999)])
-        assert (tmp_path / name).read_bytes() == content[:size]
-        assert store.get(name) == content[:size]
+        store.put_new(f"{name}.copied", Copied(content[:size]))
+        for found in (name, f"{name}.copied"):
+            assert (tmp_path / found).read_bytes() == content[:size]
+            assert store.get(found) == content[:size]
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])

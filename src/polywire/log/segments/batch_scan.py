@@ -14,6 +14,7 @@ import cython
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.log.segments.streaming import copy_past_cache
     from cython.cimports.polywire.records.fields import (
         load_address_span,
         load_append_time_us,
@@ -29,7 +30,7 @@ if cython.compiled:
         load_record_count,
     )
     from cython.cimports.polywire.records.header import body_matches, header_matches
-    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
+    from cython.cimports.polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, store_i64
 else:
     from polywire.records.fields import (
         load_address_span,
@@ -46,7 +47,7 @@ else:
         load_record_count,
     )
     from polywire.records.header import body_matches, header_matches
-    from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, move, store_i64
+    from polywire.records.memory import Lent, lend, lend_writable, load_i64, load_u32, store_i64
 
 INDEX_STRIDE_BYTES: Final = 64 * 1024  # one index entry per 64 KiB of a run (decision 0102)
 
@@ -133,9 +134,10 @@ def _verify(
         length: cython.longlong = load_i64(sizes, index * 8)
         if not _is_batch(p, size, at, length) or not header_matches(p, at, size):
             return -1 - index
-        if length < copied_from and not body_matches(p, at):
-            return -1 - index
-        bytes_max -= length
+        if length < copied_from:
+            if not body_matches(p, at):
+                return -1 - index
+            bytes_max -= length
         index += 1
     return index
 
@@ -149,14 +151,14 @@ def verify(
     bytes_max: cython.longlong,
     copied_from: cython.longlong,
 ) -> int:
-    """Verify the checksums of the batches at ranges [start, stop) of ``base``, up to about ``bytes_max`` bytes.
+    """Verify the checksums of the batches at ranges [start, stop) of ``base``, up to about ``bytes_max`` bytes of bodies.
 
     The limit ensures that a copy still finds them in the CPU cache. Returns the index of the first range not verified,
     or -1 - n if the batches at range n are damaged.
 
     Args:
         copied_from: for batches of at least this many bytes only the header is verified, because they are copied with
-            their existing checksum.
+            their existing checksum. They do not count towards the limit.
 
     Raises:
         IndexError: the range is invalid.
@@ -197,7 +199,10 @@ def _copy_batches(
             return True
         if count > target_bytes - at:
             count = target_bytes - at
-        move(target, at, source, position + skip, count)
+        if cython.compiled:
+            copy_past_cache(target + at, source + position + skip, count)
+        else:
+            target[at : at + count] = source[position + skip : position + skip + count]
         at += count
         skip += count
         if skip == load_i64(sizes, index * 8):
@@ -218,6 +223,8 @@ def copy_batches(
     cursor: array[int],
 ) -> None:
     """Copy ranges of ``base`` back to back into ``out`` until it is full or range ``stop`` is reached.
+
+    The copy bypasses the CPU cache, because a disk reads it before this processor does.
 
     Args:
         cursor: an ``array("q")`` of (next range, bytes of that range already copied, position in ``out``). Updated.

@@ -56,7 +56,7 @@ from polywire.records.checksum import xxh64
 from polywire.records.columns import BATCH_BYTES_MAX
 from polywire.records.compression import Compression, compress_body
 from polywire.records.fields import header_fields
-from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, Store, aligned_buffer, blob_corrupt
+from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, CopiedParts, Store, aligned_buffer, blob_corrupt
 from polywire.types import Buffer
 
 # a partition with this much data in a journal file gets its own segment (decision 0102)
@@ -188,8 +188,8 @@ def write_segment(
         BlobExists: the name is in use.
         Corrupt: a source contains something other than batches of its partition, in offset order.
     """
-    writer = _SegmentWriter(runs, memoryview(bytearray(chunk_bytes)))
-    store.put_new(name, writer.chunks())
+    writer = _SegmentWriter(runs, chunk_bytes)
+    store.put_new(name, writer)
     return writer.info(name)
 
 
@@ -208,33 +208,39 @@ class _Stretch(msgspec.Struct, frozen=True):
     sound: bool = True
 
 
-class _SegmentWriter:
-    """Builds a segment file chunk by chunk, in one reused buffer."""
+class _SegmentWriter(CopiedParts):
+    """Builds a segment file chunk by chunk, in memory of the store if it has some."""
 
-    def __init__(self, runs: Sequence[RunSource], chunk: memoryview) -> None:
+    def __init__(self, runs: Sequence[RunSource], chunk_bytes: int) -> None:
+        super().__init__(chunk_bytes)
         self._sources = sorted(runs, key=lambda run: (run.partition, run.token))
         keys = {(run.partition, run.token) for run in runs}
         assert len(keys) == len(runs), "a run was given twice"
-        self._chunk = chunk
+        self._chunk = memoryview(b"")
         self._filled = 0
+        self._fills = self._fill_chunks()
         self._state = array("q", bytes(8 * RUN_STATE_COUNT))
         self._runs = bytearray()
         self._epochs = bytearray()
         self._entries = bytearray()
 
-    def chunks(self) -> Iterator[memoryview]:
-        """Yield the file in chunks. Each chunk is valid until the next one is yielded."""
+    def fill(self, out: memoryview) -> int:
+        self._chunk, self._filled = out, 0
+        next(self._fills, None)
+        self._chunk = memoryview(b"")  # the store may reuse its memory once it has no view of it
+        return self._filled
+
+    def _fill_chunks(self) -> Iterator[None]:
+        """Write the file. Yields when the current chunk is full, and continues in the next one."""
         for source in self._sources:
             yield from self._run(source)
         del self._entries[self._state[RUN_ENTRIES] * ENTRY.size :]
         footer = self._footer()
         for _ in range(2):  # a start needs the footer, so it is stored twice
             yield from self._copy(_whole(footer))
-        if self._filled:
-            yield self._emit()
 
     def info(self, name: str) -> SegmentInfo:
-        """Return the footer. All chunks must have been yielded."""
+        """Return the footer. The whole file must have been written."""
         data_bytes = self._state[RUN_POSITION]
         tables = len(self._runs) + len(self._epochs)
         return SegmentInfo(
@@ -246,7 +252,7 @@ class _SegmentWriter:
             index_count=len(self._entries) // ENTRY.size,
         )
 
-    def _run(self, source: RunSource) -> Iterator[memoryview]:
+    def _run(self, source: RunSource) -> Iterator[None]:
         self._begin(source)
         position, index_start = self._state[RUN_POSITION], self._state[RUN_ENTRIES]
         epoch_start = len(self._epochs) // EPOCH.size
@@ -309,19 +315,14 @@ class _SegmentWriter:
         self._epochs += EPOCH.pack(epoch, 0, offset)
         self._state[RUN_EPOCH] = epoch
 
-    def _copy(self, stretch: _Stretch) -> Iterator[memoryview]:
-        cursor = array("q", (stretch.start, 0, self._filled))
+    def _copy(self, stretch: _Stretch) -> Iterator[None]:
+        cursor = array("q", (stretch.start, 0, 0))
         while cursor[0] < stretch.stop:
+            cursor[2] = self._filled
             copy_batches(stretch.base, stretch.positions, stretch.lengths, stretch.stop, self._chunk, cursor)
             self._filled = cursor[2]
             if self._filled == len(self._chunk):
-                yield self._emit()
-                cursor[2] = 0
-
-    def _emit(self) -> memoryview:
-        chunk = self._chunk[: self._filled]
-        self._filled = 0
-        return chunk
+                yield
 
     def _footer(self) -> bytes:
         footer = bytes(self._runs) + self._epochs + self._entries

@@ -22,6 +22,7 @@ from polywire.log.segments.batch_scan import (
     copy_batches,
     next_merge,
     survey,
+    verify,
 )
 from polywire.log.segments.format import ENTRY
 from polywire.records.batch import stamp, stamp_producer
@@ -75,6 +76,22 @@ def test_large_copies() -> None:
     wanted = b"".join(base[position : position + (1 << 12) - 8] for position in positions)
     assert list(cursor) == [len(positions), 0, 5 + len(wanted)]
     assert out[5 : cursor[2]] == wanted
+
+
+def test_only_verified_bodies_count_towards_the_limit() -> None:
+    slot = Slot(3)
+    for _ in range(10):
+        slot.append(3, [bytes(1000)], time_us=1)
+    partition = slot.partitions[3]
+    size = partition.lengths[0]
+    arguments = (slot.base, partition.positions, partition.lengths)
+    assert verify(*arguments, 0, 10, 2 * size + 1, size + 1) == 3
+    assert verify(*arguments, 0, 10, 1, size) == 10, "a header takes no time"
+    slot.base[partition.positions[7] + size - 1] ^= 1
+    assert verify(*arguments, 5, 10, 10 * size, size + 1) == -1 - 7
+    assert verify(*arguments, 5, 10, 10 * size, size) == 10
+    slot.base[partition.positions[8] + 20] ^= 1
+    assert verify(*arguments, 5, 10, 10 * size, size) == -1 - 8
 
 
 def new_state(partition: int) -> array[int]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from polywire.errors import Unavailable
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import OWN_BLOB_BYTES_MIN, Part, RunSource, plan_blobs, write_segment
-from polywire.store.base import BlobExists
+from polywire.store.base import BlobExists, CopiedParts
 from polywire.testing.faulty_store import Fault, FaultyStore, Verb
 from polywire.types import Buffer
 from tests.memory_store import MemoryStore
@@ -58,6 +58,26 @@ def test_a_segment_is_written_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) ->
     written(some_slot(), store)
     assert sum(sizes) == store.size("segments/a")
     assert set(sizes[:-1]) == {4096}
+
+
+def test_a_segment_is_the_same_in_memory_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = []
+    for size in (1, 104, 4096, 1 << 20):
+
+        def filled(store: MemoryStore, name: str, parts: Iterable[Buffer], size: int = size) -> None:
+            assert isinstance(parts, CopiedParts)
+            content, out = b"", memoryview(bytearray(size))
+            while (count := parts.fill(out)) == size:
+                content += out
+            contents.append(content + out[:count])
+            assert parts.fill(out) == 0, "it has ended"
+
+        monkeypatch.setattr(MemoryStore, "put_new", filled)
+        written(some_slot(), MemoryStore())
+    monkeypatch.undo()
+    store = MemoryStore()
+    written(some_slot(), store)
+    assert set(contents) == {store.get("segments/a")}
 
 
 def test_a_name_is_written_once() -> None:
