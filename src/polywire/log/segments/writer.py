@@ -62,7 +62,7 @@ from polywire.types import Buffer
 # a partition with this much data in a journal file gets its own segment (decision 0102)
 OWN_BLOB_BYTES_MIN: Final = 4 * 1024 * 1024
 PACKED_BYTES_MIN: Final = 512  # smaller batches are not compressed, because most of their bytes are the header
-WRITTEN_BYTES: Final = 1024 * 1024  # bytes collected before a write, while they are still in the CPU cache
+WRITTEN_BYTES: Final = 1024 * 1024  # bytes verified before they are copied, while they are still in the CPU cache
 MERGED_BYTES_MAX: Final = 256 * 1024  # still small enough to read and send single batches
 
 logger: Final = structlog.get_logger("polywire.log")
@@ -182,7 +182,7 @@ def write_segment(
     """Write one segment file. It is durable on return.
 
     Args:
-        chunk_bytes: size of a write.
+        chunk_bytes: size of a write if the store has no memory of its own.
 
     Raises:
         BlobExists: the name is in use.
