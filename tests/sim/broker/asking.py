@@ -51,7 +51,7 @@ def look(broker: Broker, bounds: Callable[[Partition], tuple[int, int]], staged:
         assert view is not None, "it is listed"
         found["group", topic_name, group] = (view.generation, tuple(member.id for member in view.members))
     for topic_name, group in broker.position_owners(PositionKind.GROUP):
-        for number, offset in broker.positions_in(topic_name, PositionKind.GROUP, group).items():
+        for number, offset in broker.positions_in(topic_name, PositionKind.GROUP, group, latest=True).items():
             found["position", topic_name, group, number] = offset
     for transaction in broker.transactions.visible(by=NO_CALLER):
         found["transaction", "", transaction.id] = (transaction.epoch, transaction.state.name)
