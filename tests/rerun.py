@@ -23,15 +23,37 @@ def failed_tests(path: Path = LAST_FAILED) -> list[str]:
     return sorted(json.loads(path.read_text())) if path.exists() else []
 
 
+class Outcomes:
+    """A pytest plugin that records which tests ended, and which of them failed."""
+
+    def __init__(self) -> None:
+        self._ended: set[str] = set()
+        self._failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Record one phase of a test; each test that starts has a teardown."""
+        if report.failed:
+            self._failed.add(report.nodeid)
+        if report.when == "teardown":
+            self._ended.add(report.nodeid)
+
+    def verdict(self, test: str) -> str:
+        """Return the result of a test, or of all tests of a module that could not be collected in the first run."""
+        ended = {name for name in self._ended if name == test or name.startswith(f"{test}::")}
+        if not ended:
+            return "FAILED, and could not be run alone"
+        return "FAILED, also alone" if ended & self._failed else "FLAKY: failed with other tests, and passed alone"
+
+
 def main() -> int:
     """Return the exit code of the second run; 1 if there are no or too many failed tests."""
     failed = failed_tests()
     if not failed or len(failed) > FLAKY_MAX:
         return 1
-    code = int(pytest.main(["-p", "no:cacheprovider", *failed]))
-    outcome = "FLAKY: failed with other tests, and passed alone" if code == 0 else "FAILED, also alone"
+    outcomes = Outcomes()
+    code = int(pytest.main(["-p", "no:cacheprovider", *failed], plugins=[outcomes]))
     for test in failed:
-        print(f"{outcome}: {test}")
+        print(f"{outcomes.verdict(test)}: {test}")
     return code
 
 

@@ -49,5 +49,33 @@ def test_a_second_run_forgives_few_flaky_tests_only(
     assert ("test_fails" in output) == bool(line)
 
 
+def test_each_test_has_its_own_verdict(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS.format(count=2, always="number"))
+    assert run(tmp_path, "pytest", "-q", "test_it.py")[0] == 1
+    code, output = run(tmp_path, "tests.rerun")
+    assert code == 1
+    assert output.splitlines()[-2:] == [
+        "FLAKY: failed with other tests, and passed alone: test_it.py::test_fails[0]",
+        "FAILED, also alone: test_it.py::test_fails[1]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "outcome"),
+    [
+        ("def test_fails(): pass", 0, "FLAKY: failed with other tests, and passed alone"),
+        ("import nothing_of_this_name", 2, "FAILED, and could not be run alone"),
+    ],
+)
+def test_a_module_that_could_not_be_imported_has_one_verdict(
+    tmp_path: Path, source: str, code: int, outcome: str
+) -> None:
+    (tmp_path / "test_it.py").write_text("import nothing_of_this_name")
+    assert run(tmp_path, "pytest", "-q", "test_it.py")[0] == 2
+    (tmp_path / "test_it.py").write_text(source)
+    found, output = run(tmp_path, "tests.rerun")
+    assert (found, output.splitlines()[-1]) == (code, f"{outcome}: test_it.py")
+
+
 def test_a_second_run_without_failures_is_a_failure(tmp_path: Path) -> None:
     assert run(tmp_path, "tests.rerun") == (1, "")
