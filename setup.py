@@ -61,7 +61,9 @@ def has_compiler() -> bool:
 
 
 def extensions() -> list[Any]:
-    """Return an optional extension for each compilable module. Without a compiler they are not translated to C.
+    """Return an optional extension for each compilable module.
+
+    They are translated to C if there is a compiler, but not for a source distribution, which has no C.
 
     ``cythonize`` drops the flag ``optional``, so it is set afterwards.
     """
@@ -71,7 +73,7 @@ def extensions() -> list[Any]:
         for name, path in sources.items()
         if path is not None
     ]
-    if not modules or not has_compiler():
+    if not modules or not has_compiler() or "sdist" in sys.argv:
         return modules
     from Cython.Build import cythonize
 

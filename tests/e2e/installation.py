@@ -20,6 +20,7 @@ import pytest
 from tests.installed_clients import folder_of
 
 ROOT: Final = Path(__file__).parents[2]
+TRANSLATED: Final = str(ROOT / "build" / "cython")  # the modules in C, by `make build` or an earlier build
 INSTALL: Final = ("-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--quiet")
 KAFKA_CLIENT: Final = "confluent_kafka"
 WITH_KAFKA_CLIENT: Final = "quixstreams-3.28.1"  # the installed program that includes it
@@ -67,17 +68,17 @@ def copy_checkout(copy: Path) -> Path:
 
 
 def build_source_distribution(checkout: Path) -> Path:
-    """Return the source distribution of a checkout. It has the modules in C, which `make build` may have translated."""
+    """Return the source distribution of a checkout."""
     build = "import setuptools.build_meta as b; print(b.build_sdist('dist'))"
-    translated = str(ROOT / "build" / "cython")
-    name = run(sys.executable, "-c", build, cwd=checkout, CYTHON_CACHE_DIR=translated).splitlines()[-1]
+    name = run(sys.executable, "-c", build, cwd=checkout).splitlines()[-1]
     return checkout / "dist" / name
 
 
 def build_wheel(source_distribution: Path, place: Path, **extra: str) -> Path:
     """Build a wheel from the source distribution, so that no other file is used."""
     arguments = ("--no-index", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", str(place))
-    run(sys.executable, "-m", "pip", "wheel", *arguments, str(source_distribution), cwd=place, **extra)
+    command = ("-m", "pip", "wheel", *arguments, str(source_distribution))
+    run(sys.executable, *command, cwd=place, CYTHON_CACHE_DIR=TRANSLATED, **extra)
     [built] = place.glob("*.whl")
     return built
 

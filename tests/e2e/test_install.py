@@ -124,6 +124,7 @@ def test_the_source_distribution_has_everything_to_build_it(source_distribution:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "src/polywire/py.typed"} <= names
     assert {"src/polywire/records/build.py", "src/polywire/records/build.pxd"} <= names
+    assert not [name for name in names if name.endswith(".c")], "a build translates the modules itself"
 
 
 def test_the_wheel_has_sources_and_declarations(wheel: Path) -> None:
