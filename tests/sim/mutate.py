@@ -8,7 +8,8 @@ mechanism that it once detected.
 from __future__ import annotations
 
 import sys
-from itertools import count, islice
+from collections.abc import Sequence
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -54,8 +55,11 @@ class Noticed(NamedTuple):
     said: str
 
 
-def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
-    """Return the test that fails without this mechanism, or the first of ``runs`` that breaks a promise."""
+def notice(mutation: Mutation, runs: int = RUNS, likely: Sequence[int] = ()) -> Noticed | None:
+    """Return the test that fails without this mechanism, or the first of ``runs`` that breaks a promise.
+
+    ``likely``: seeds to try first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         mutation.take_out(patch)
         if mutation.test is not None:
@@ -66,7 +70,8 @@ def notice(mutation: Mutation, runs: int = RUNS) -> Noticed | None:
                     f"`{mutation.test.__module__.removeprefix('tests.sim.')}`",
                     mutation.test.__name__.removeprefix("test_").replace("_", " "),
                 )
-        for seed in islice((seed for seed in count(mutation.first) if seed % 16 in mutation.rests), runs):
+        seeds = (seed for seed in count(mutation.first) if seed % 16 in mutation.rests)
+        for seed in chain(likely, islice(seeds, runs)):
             try:
                 WORLDS[mutation.world](seed).run()
             except Violation as violation:
