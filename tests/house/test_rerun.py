@@ -24,7 +24,7 @@ def test_fails(number):
 
 
 def run(folder: Path, *arguments: str) -> tuple[int, str]:
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", *arguments]
     found = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     return found.returncode, found.stdout
