@@ -127,6 +127,7 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
         "repeat-waits",
         "a repeat waits for the original",
         replaced(Admission, "_complete_repeat", _acknowledged_at_once),
+        first=15,
     ),
     # Groups
     BrokerMutation(

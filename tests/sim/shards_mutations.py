@@ -264,11 +264,13 @@ SHARDS_MUTATIONS: Final = (
         "settled-first",
         "the next transaction waits until all have followed",
         replaced(Participants, "is_deciding", lambda *_: False),
+        first=4,
     ),
     ShardsMutation(
         "told-again",
         "a shard that did not follow is notified again",
         replaced(Participants, "_send_decision", _reported_once),
+        first=6,
     ),
     ShardsMutation(
         "ended-tokens",

@@ -78,7 +78,10 @@ TABLES_MUTATIONS: Final = (
         wrapped(SimulatedFiles, "sync_directory", _directories_unsynced),
     ),
     TablesMutation(
-        "table-create", "a commit is created only if it is absent", replaced(FileObjects, "create", _overwritten)
+        "table-create",
+        "a commit is created only if it is absent",
+        replaced(FileObjects, "create", _overwritten),
+        first=6,
     ),
     TablesMutation(
         "table-offsets", "a commit states the offsets of its rows", replaced(writer, "offset_action", _early_offsets)

@@ -229,7 +229,7 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
         "permissions are synced before they are acknowledged",
         wrapped(Access, "_store_user", _reported_before),
     ),
-    WiresMutation("acks", "acks=all waits for the disk", _all_is_one),
+    WiresMutation("acks", "acks=all waits for the disk", _all_is_one, first=9),
     WiresMutation(
         "wire-generation",
         "a member of an old generation stores nothing",
