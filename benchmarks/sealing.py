@@ -15,8 +15,9 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -116,21 +117,22 @@ def main() -> None:
     parser.add_argument("--partitions", nargs="*", type=int, default=PARTITIONS)
     parser.add_argument("--trees", nargs="*", type=Path, default=[Path.cwd()])
     given = parser.parse_args()
-    for wire in given.wires:
-        for partitions in given.partitions:
-            rows: dict[Path, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-            for _ in range(given.rounds):
-                for tree in given.trees:
-                    times, rate = used(tree, wire, partitions, given.records)
-                    for name, value in (row(times, given.records) | {"million records/s": rate / 1e6}).items():
-                        rows[tree][name].append(value)
-            for tree, columns in rows.items():
-                console.print(
-                    f"{wire}, {partitions} partitions, {tree.name}: processor seconds per GB", highlight=False
-                )
-                for name, values in columns.items():
-                    spread = " ".join(f"{value:.3f}" for value in values)
-                    console.print(f"  {name:18} {statistics.median(values):7.3f}  ({spread})", highlight=False)
+    for wire, partitions in product(given.wires, given.partitions):
+        rows: dict[Path, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for _, tree in product(range(given.rounds), given.trees):
+            times, rate = used(tree, wire, partitions, given.records)
+            for name, value in (row(times, given.records) | {"million records/s": rate / 1e6}).items():
+                rows[tree][name].append(value)
+        for tree, columns in rows.items():
+            show(f"{wire}, {partitions} partitions, {tree.name}", columns)
+
+
+def show(title: str, columns: Mapping[str, Sequence[float]]) -> None:
+    """Print the median of each column, and all its values."""
+    console.print(f"{title}: processor seconds per GB", highlight=False)
+    for name, values in columns.items():
+        spread = " ".join(f"{value:.3f}" for value in values)
+        console.print(f"  {name:18} {statistics.median(values):7.3f}  ({spread})", highlight=False)
 
 
 if __name__ == "__main__":

@@ -121,8 +121,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self._catalog: Catalog = state.catalog
         self.streams: Final = state.catalog.streams
         self.elapsed = elapsed = state.begin(clock)
-        if settings.durability >= Level.SYNCED:
-            state.positions.show_durable_only(partial(log.barrier, settings.durability))
+        state.show_durable_only(log, settings.durability)
         log.expire_by(elapsed, age_us_max=settings.stage_expiry_us)
         self.access: Final = Access(self, settings, loop, clock)
         self.owners = Owners(self.access)
@@ -134,8 +133,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         self.events: Final = Events(log, state, self._admission, settings, clock)
         groups = _open_groups(self, state, settings, loop, clock, elapsed, self.owners, self.sliced, delays)
         self._commits, self._delays = groups.commits, delays
-        self.groups = groups.coordinator
-        self.classic = groups.classic
+        self.groups, self.classic = groups.coordinator, groups.classic
         self.consumers, self.shares = groups.consumers, groups.shares
         self.transactions: Final = Transactions(
             log,

@@ -265,6 +265,11 @@ class State:
         self.positions.begin(elapsed.now_us())
         return elapsed
 
+    def show_durable_only(self, log: Log, durability: Level) -> None:
+        """If the log hides records until they have this durability, hide committed offsets as well."""
+        if durability >= Level.SYNCED:
+            self.positions.show_durable_only(partial(log.barrier, durability))
+
     def _delete_topic(self, change: changes.TopicDeleted) -> None:
         topic = self.catalog.apply_deleted(change)
         self.positions.drop_topic(topic.id)
