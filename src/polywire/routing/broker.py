@@ -605,7 +605,6 @@ class RoutedBroker:
     configure_topic = routed("configure_topic", TopicVerbs.configure_topic, "topic")
     delete_positions = routed("delete_positions", PositionVerbs.delete_positions, "full_name")
     delete_topic = routed("delete_topic", TopicVerbs.delete_topic, "topic")
-    latest_position = routed("latest_position", PositionVerbs.latest_position, "full_name")
     position = routed("position", PositionVerbs.position, "full_name")
     positions_in = routed("positions_in", PositionVerbs.positions_in, "full_name")
     bounds = routed("bounds", RecordVerbs.bounds, "partition")

@@ -245,7 +245,7 @@ def test_with_synced_durability_clients_see_an_offset_once_its_commit_is_synced(
     memory.broker.commit_position("orders", 0, GROUP, "g", 5)
     memory.broker.commit()
     assert shown(memory) == (None, {}, {})
-    assert memory.broker.latest_position("orders", 0, GROUP, "g") == 5
+    assert memory.broker.position("orders", 0, GROUP, "g", latest=True) == 5
     memory.run()
     assert shown(memory) == (5, {0: 5}, {0: 5})
     memory.broker.commit_positions("orders", {0: 7, 1: 70}, GROUP, "g")

@@ -191,20 +191,20 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
     owners: Owners
     _commits: Commits
 
-    def position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
+    def position(
+        self, full_name: str, partition_number: int, kind: PositionKind, name: str, *, latest: bool = False
+    ) -> int | None:
         """Return the committed offset of a consumer or group in one partition, None if it never committed.
 
         With the durability ``synced``, and in a bucket, offsets whose commit is not durable yet are not returned.
-        """
-        found = self._commits.shown(full_name, kind, name).get(partition_number)
-        return None if found is None else found.offset
 
-    def latest_position(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> int | None:
-        """Return the same as ``position``, but also an offset whose commit is not durable yet.
-
-        Reading may begin there, but clients must not see it.
+        Args:
+            latest: whether to return them. Reading may begin there, but clients must not see them.
         """
-        found = self._commits.find(full_name, partition_number, kind, name)
+        if latest:
+            found = self._commits.find(full_name, partition_number, kind, name)
+        else:
+            found = self._commits.shown(full_name, kind, name).get(partition_number)
         return None if found is None else found.offset
 
     def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:
@@ -234,7 +234,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
 
         Args:
             among: if given, only the offsets of these partitions.
-            latest: whether to include those that are not durable yet. See ``latest_position``.
+            latest: as for ``position``.
         """
         return self._state.positions.offsets(self._state.topic_key(full_name), kind, name, among, latest=latest)
 

@@ -69,7 +69,7 @@ def start_offset(session: CursusSession, request: Request, partition: Partition,
         return given
     group = request.options.get("group") or session.group or DEFAULT_GROUP
     name = partition.topic.name.full
-    committed = session.state.broker.latest_position(name, partition.number, PositionKind.GROUP, group)
+    committed = session.state.broker.position(name, partition.number, PositionKind.GROUP, group, latest=True)
     if committed is not None:
         return committed
     reset = request.options.get("autoOffsetReset", "earliest").lower()

@@ -179,7 +179,7 @@ def start_of(
             session.broker.require_current([partition])
             start = log.readable_offset - count
         case _:
-            start = session.broker.latest_position(partition.topic.name.full, partition.number, *owner) or 0
+            start = session.broker.position(partition.topic.name.full, partition.number, *owner, latest=True) or 0
     return max(start, log.first_offset)
 
 

@@ -103,7 +103,7 @@ def delete_offset(session: IggySession, answer: Answer, reader: Reader, /) -> No
     partition, (kind, name) = _owner(session, reader, group=Action.OFFSET_COMMIT, consumer=Action.POSITION_COMMIT)
     check_history(session, answer, partition)
     full_name = partition.topic.name.full
-    if session.broker.latest_position(full_name, partition.number, kind, name) is None:
+    if session.broker.position(full_name, partition.number, kind, name, latest=True) is None:
         raise Refused(errors.NO_STORED_OFFSET)
     session.broker.delete_positions(
         kind, name, full_name=full_name, partition_number=partition.number, by=session.caller, done=answer.done
