@@ -17,9 +17,7 @@ cdef class IdlePoll:
     cdef double _limit_s
     cdef object _loop
     cdef double _pause_s
-    cdef double _polled
     cdef bint _polling
-    cdef double _shared_until
     cdef public object poll
 
     cpdef object bytes_arrived(self)

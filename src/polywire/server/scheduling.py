@@ -97,34 +97,15 @@ class RunQueue:
 
 PAUSES_AVERAGED: Final = 8  # number of recent intervals in the average
 QUICK: Final = 3  # factor on the limit; without polling, every interval includes two wake-ups of the process
-PREEMPTED_S: Final = 0.001  # between two polls; then the scheduler has let another process run
-SHARED_S: Final = 1.0  # without polling after that
 _PAUSES_AVERAGED = cython.declare(cython.double, PAUSES_AVERAGED)
 _QUICK = cython.declare(cython.double, QUICK)
-_PREEMPTED_S = cython.declare(cython.double, PREEMPTED_S)
-_SHARED_S = cython.declare(cython.double, SHARED_S)
 
 
 @cython.cclass
 class IdlePoll:
-    """Keeps an event loop from sleeping while requests arrive quickly.
+    """Keeps an event loop from sleeping while requests arrive quickly."""
 
-    If another process needs the core, polling takes time from it, and the loop then waits for its next turn. So after an
-    interruption the loop does not poll for a second.
-    """
-
-    __slots__ = (
-        "_clock",
-        "_end",
-        "_last",
-        "_limit_s",
-        "_loop",
-        "_pause_s",
-        "_polled",
-        "_polling",
-        "_shared_until",
-        "poll",
-    )
+    __slots__ = ("_clock", "_end", "_last", "_limit_s", "_loop", "_pause_s", "_polling", "poll")
 
     def __init__(self, loop: Loop, clock: Clock, *, limit_us: int) -> None:
         """``limit_us`` is how long to poll after bytes arrive, in microseconds; 0 disables polling."""
@@ -135,8 +116,6 @@ class IdlePoll:
         """Average interval between arrivals of bytes, in seconds."""
         self._last = 0.0
         self._end = 0.0
-        self._polled = 0.0  # time of the last poll, or of the last bytes after it
-        self._shared_until = 0.0
         self._polling = False  # whether a call of ``_poll`` is scheduled
         self.poll: Callable[[], object] = nothing
         """Handles sockets that are ready. Set by a driver that can find them sooner than the loop."""
@@ -150,8 +129,8 @@ class IdlePoll:
         if pause_s > 2 * _QUICK * limit_s:
             pause_s = 2 * _QUICK * limit_s
         self._pause_s += (pause_s - self._pause_s) / _PAUSES_AVERAGED
-        self._last = self._polled = now
-        if self._pause_s < _QUICK * limit_s and now >= self._shared_until:
+        self._last = now
+        if self._pause_s < _QUICK * limit_s:
             self._end = now + limit_s
             if not self._polling:
                 self._polling = True
@@ -160,13 +139,7 @@ class IdlePoll:
     def _poll(self) -> None:
         """Poll once, and schedule the next poll. The loop does not sleep while one is scheduled."""
         self.poll()
-        now: cython.double = self._clock.monotonic()
-        if now - self._polled > _PREEMPTED_S:
-            self._shared_until = now + _SHARED_S
-            self._polling = False
-            return
-        self._polled = now
-        if now < self._end:
+        if self._clock.monotonic() < self._end:
             self._loop.call_soon(self._poll)
         else:
             self._polling = False
