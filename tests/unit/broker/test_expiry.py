@@ -40,7 +40,7 @@ def commit(memory: MemoryBroker, name: str = "g", kind: PositionKind = PositionK
 
 
 def position(memory: MemoryBroker, name: str = "g", kind: PositionKind = PositionKind.GROUP) -> int | None:
-    held = memory.broker._state.positions.find(memory.broker.topic("t").id, 0, kind, name)
+    held = memory.broker._state.positions.committed(memory.broker.topic("t").id, kind, name).get(0)
     return None if held is None else held.offset
 
 

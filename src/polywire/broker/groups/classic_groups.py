@@ -493,7 +493,7 @@ class ClassicGroups:
 
     def positions(self, group: str, topic: str) -> Mapping[int, Position]:
         """Return all committed offsets of a group in a topic that clients may see, by partition number."""
-        return self._commits.shown(topic, PositionKind.GROUP, group)
+        return self._commits.committed(topic, PositionKind.GROUP, group)
 
     def subscribed_topics(self, group: str) -> Set[str]:
         """Return the full names of the topics that members subscribe to, empty for an unknown group."""

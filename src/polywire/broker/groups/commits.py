@@ -70,24 +70,21 @@ class Commits:
         self._clock = clock
         self._owners = owners
 
-    def find(self, full_name: str, partition_number: int, kind: PositionKind, name: str) -> Position | None:
-        """Return the latest committed offset, or None. This counts as a use of the offset, so that it does not expire."""
-        held = self._state.positions.held(self._state.topic_key(full_name), kind, name)
-        if held is None:
-            return None
-        held.asked_at_us = self._clock.now_us()
-        return held.partitions.get(partition_number)
-
-    def shown(self, full_name: str, kind: PositionKind, name: str) -> Mapping[int, Position]:
-        """Return the committed offsets of a consumer or group in a topic that clients may see, by partition number.
+    def committed(
+        self, full_name: str, kind: PositionKind, name: str, *, latest: bool = False
+    ) -> Mapping[int, Position]:
+        """Return the committed offsets of a consumer or group in a topic, by partition number.
 
         This counts as a use, so they do not expire.
+
+        Args:
+            latest: as for ``Positions.committed``.
         """
         key, positions = self._state.topic_key(full_name), self._state.positions
         held = positions.held(key, kind, name)
         if held is not None:
             held.asked_at_us = self._clock.now_us()
-        return MappingProxyType(positions.shown(key, kind, name))
+        return MappingProxyType(positions.committed(key, kind, name, latest=latest))
 
     def check_owner(self, by: Caller, full_name: str, kind: PositionKind, name: str) -> int:
         """Raise Denied(DENIED) for another user's group. Return the owner of the committed offsets.
@@ -201,10 +198,7 @@ class PositionVerbs(WriteBatchVerbs, Protocol):
         Args:
             latest: whether to return them. Reading may begin there, but clients must not see them.
         """
-        if latest:
-            found = self._commits.find(full_name, partition_number, kind, name)
-        else:
-            found = self._commits.shown(full_name, kind, name).get(partition_number)
+        found = self._commits.committed(full_name, kind, name, latest=latest).get(partition_number)
         return None if found is None else found.offset
 
     def positions(self, kind: PositionKind, name: str) -> Mapping[tuple[str, int], int]:

@@ -89,29 +89,28 @@ class Positions:
         self._when_durable: Callable[[Completion[int]], None] | None = None
         self.count = 0
 
-    def find(self, topic: TopicKey, partition: int, kind: PositionKind, name: str) -> Position | None:
-        owners = self._by_topic.get(topic)
-        if owners is None:
-            return None
-        held = owners.get((kind, name))
-        return None if held is None else held.partitions.get(partition)
-
     def show_durable_only(self, when_durable: Callable[[Completion[int]], None]) -> None:
-        """From now on, ``shown`` omits changes that are not durable yet.
+        """From now on, ``committed`` omits changes that are not durable yet.
 
         ``when_durable`` calls a callback once all changes so far are durable, in the order of the calls.
         """
         self._when_durable = when_durable
 
-    def shown(self, topic: TopicKey, kind: PositionKind, name: str) -> Mapping[int, Position]:
-        """Return the offsets of a consumer or group in a topic that clients may see, by partition number."""
+    def committed(
+        self, topic: TopicKey, kind: PositionKind, name: str, *, latest: bool = False
+    ) -> Mapping[int, Position]:
+        """Return the committed offsets of a consumer or group in a topic, by partition number.
+
+        Args:
+            latest: whether to include changes that are not durable yet, which clients must not see.
+        """
         held = self.held(topic, kind, name)
-        latest = {} if held is None else held.partitions
-        earlier = self._earlier.get((topic, (kind, name)))
+        kept = {} if held is None else held.partitions
+        earlier = None if latest else self._earlier.get((topic, (kind, name)))
         if earlier is None:
-            return latest
+            return kept
         durable = {number: before[0] for number, before in earlier.items()}
-        return {number: position for number, position in {**latest, **durable}.items() if position is not None}
+        return {number: position for number, position in {**kept, **durable}.items() if position is not None}
 
     def _keep_earlier(self, topic: TopicKey, reader: Reader, held: Held, numbers: Collection[int]) -> None:
         """Before a change of these partitions' offsets, keep the present ones until the change is durable."""
@@ -164,10 +163,9 @@ class Positions:
 
         Args:
             among: if given, only the offsets of these partitions.
-            latest: whether to include those that are not durable yet, which clients must not see.
+            latest: as for ``committed``.
         """
-        held = self.held(topic, kind, name)
-        kept = self.shown(topic, kind, name) if held is None or not latest else held.partitions
+        kept = self.committed(topic, kind, name, latest=latest)
         return {number: kept[number].offset for number in (kept if among is None else among) if number in kept}
 
     def of(self, kind: PositionKind, name: str) -> Iterator[tuple[TopicKey, int, Position]]:
