@@ -147,6 +147,35 @@ def test_a_second_signal_ends_the_process_at_once(broker: BrokerProcess) -> None
         assert broker.stop() == EXIT_SECOND_SIGNAL
 
 
+@pytest.mark.parametrize("output", ["closed pipe", "full disk", "none"])
+def test_a_broker_works_and_stops_without_its_log(tmp_path: Path, output: str) -> None:
+    ready = tmp_path / "ready"
+    command = [sys.executable, "-m", "polywire", "serve", "--data-dir", str(tmp_path / "data"), *silenced("flux")]
+    command += ["--flux", "127.0.0.1:0", "--ready-file", str(ready)]
+    if output == "none":
+        command = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command]
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open("/dev/full", "wb") as full, os.fdopen(writes, "wb") as closed:
+        broken = full if output == "full disk" else closed
+        process = subprocess.Popen(command, stdout=broken, stderr=broken, stdin=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: ready.exists() or process.poll() is not None)
+        assert process.poll() is None
+        if output == "none":
+            standard = [os.readlink(f"/proc/{process.pid}/fd/{descriptor}") for descriptor in range(3)]
+            assert standard == [os.devnull] * 3, "no other file has these descriptors, to which libraries write"
+        host, port = json.loads(ready.read_text())["flux"].values()
+        with socket.create_connection((host, port), timeout=WAIT_S) as peer:
+            peer.sendall(b"V1|1|PRODUCE|t a:1\n")
+            assert lines(peer, 1)[0].startswith(b"V1|1|OK|")
+        process.terminate()
+        assert process.wait(WAIT_S) == EXIT_OK
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_misbehaving_clients_do_not_affect_others(broker: BrokerProcess) -> None:
     stalled = [connect(broker) for _ in range(50)]
     for peer in stalled:

@@ -173,6 +173,7 @@ app = App(
     exit_on_error=False,
     print_error=False,
 )
+STDERR: Final = 2
 MODULES: Final = {"stop": "detached:app", "writer": "transaction:writer_app"}
 """Modules of commands that are not in the module of the same name."""
 for position, (noun, purpose) in enumerate(NOUNS.items()):
@@ -182,14 +183,26 @@ app.command(completion_of(app))
 
 def main() -> None:
     """Run the command line and exit the process."""
+    _open_standard_descriptors()
     sys.exit(run(sys.argv[1:]))
+
+
+def _open_standard_descriptors() -> None:
+    """Open the null device for those of descriptors 0 to 2 that the process was started without.
+
+    Otherwise a file of the log could get such a descriptor, and the system's libraries would write messages into it.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def run(words: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     try:
         code = app(_in_context(words))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except CycloptsError as error:
         note(f"error: {_usage_error(error)} (see --help)", style="red")
         return EXIT_USAGE

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import sys
 import threading
 import time
 from collections import Counter
@@ -233,8 +232,6 @@ def _in_child(check: Callable[[], _Answer]) -> _Answer:
     Raises Invalid or Unavailable as the check does.
     """
     reads, writes = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
     pid = os.fork()
     if pid == 0:
         try:

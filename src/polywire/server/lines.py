@@ -2,13 +2,16 @@
 
 * Every event is one line on standard error.
 * The rate of lines is limited for each event. A later line reports how many were dropped.
+* A line that cannot be written, for example to a closed pipe or a full disk, is dropped. Logging never raises.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any, Final, TextIO, cast
 
 import msgspec
 import structlog
@@ -91,6 +94,28 @@ class LineLimit:
                 getattr(log, window.level)(event, more=window.dropped, last_s=round(now - window.begun))
 
 
+class _StandardError:
+    """Writes lines to standard error without a buffer: after an error, a buffer would fail again when Python exits."""
+
+    __slots__ = ("__weakref__", "_descriptor")  # structlog keeps a lock for each file
+
+    def __init__(self) -> None:
+        # Python has no sys.stderr in a process that was started without one; descriptor 2 is then some other file
+        self._descriptor: Final = None if sys.stderr is None else sys.stderr.fileno()
+
+    def write(self, text: str) -> None:
+        """Write a line, or drop the rest of it at the first error."""
+        if self._descriptor is None:
+            return
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        with contextlib.suppress(OSError):
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+
+    def flush(self) -> None:
+        """Do nothing (a file has this method)."""
+
+
 def set_up_log(limit: LineLimit, *, form: str = "logfmt", facts: Mapping[str, str] | None = None) -> None:
     """Write log lines to standard error, as ``logfmt`` or ``json``. ``facts`` are added to every line."""
 
@@ -111,5 +136,5 @@ def set_up_log(limit: LineLimit, *, form: str = "logfmt", facts: Mapping[str, st
             escape,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _StandardError())),
     )

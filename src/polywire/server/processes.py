@@ -241,8 +241,6 @@ class Parent:
             )
 
     def _start(self, child: Child, mask: Mask) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
         parent, child.started_at = os.getpid(), time.monotonic()
         child.pid = os.fork()
         if child.pid == 0:
@@ -267,7 +265,6 @@ class Parent:
                 shard = Shard(number, board, Placement(names, number), addresses, inside, self._key, self._own[number])
                 code = startup.run_shard(config, shard)
         finally:
-            sys.stderr.flush()
             os._exit(code)
 
     def _reserve(self) -> dict[str, Address]:

@@ -88,13 +88,13 @@ def test_long_facts_are_shortened() -> None:
     assert line["exception"] == f"Traceback\n{line['reason']}"
 
 
-def test_lines_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     usual = structlog.get_config()
     try:
         set_up_log(LineLimit(SimulatedClock()), form="json")
         structlog.get_logger().warning("far away", peer="a\x1b[2J", count=3)
     finally:
         structlog.configure(**usual)
-    line = json.loads(capsys.readouterr().err)
+    line = json.loads(capfd.readouterr().err)
     assert line.pop("timestamp")
     assert line == {"event": "far away", "level": "warning", "peer": "a\\x1b[2J", "count": 3}
