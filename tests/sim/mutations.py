@@ -16,7 +16,7 @@ import pytest
 from polywire.errors import ErrorCode, Missing
 from polywire.log import log, opening
 from polywire.log.disk import Deleter
-from polywire.log.journal import bare_journal, recovery, replay, slots, snapshot
+from polywire.log.journal import bare_journal, group, recovery, replay, slots, snapshot
 from polywire.log.journal.staging import StagedToken, Staging
 from polywire.log.journal.syncer import Flusher
 from polywire.log.journal.write_batch import Draft
@@ -331,9 +331,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation("locks", "one process has a data directory", replaced(SimulatedFile, "lock", nothing)),
     # Recovery
     Mutation("start-number", "no two starts have one number", wrapped(opening, "find_chain", _number_again)),
-    Mutation(
-        "entry-checksums", "a group counts with all of its entries", replaced(recovery, "bad_entry", lambda *_: -1)
-    ),
+    Mutation("entry-checksums", "a group counts with all of its entries", replaced(group, "_bad_entry", lambda *_: -1)),
     Mutation(
         "chain",
         "a group follows the one it names",

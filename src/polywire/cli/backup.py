@@ -338,7 +338,7 @@ class _BackupInProgress:
             if is_in_use:
                 raise _LogChanged(message)
             raise Corrupt(ErrorCode.CORRUPT, message)
-        if is_in_use and chain.sequence != max(newest_groups(offline.slots)):
+        if is_in_use and chain.sequence != newest_groups(offline.slots).last:
             raise _LogChanged("groups are missing before the newest group")
         return chain, {item.segment.name for item in diagnosis.log_state.segments.by_location.values()}
 

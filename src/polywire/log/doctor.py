@@ -199,17 +199,17 @@ class OfflineLog:
         for group in [group for group in chain.groups if not group.whole]:
             for entry in damaged_bodies(group) or ():
                 _note_damaged(found, group.slot, entry)
-        cut = {sequence: group for sequence, group in newest_groups(self.slots).items() if sequence > chain.sequence}
+        cut = newest_groups(self.slots).since(chain.sequence + 1)
         if cut:
-            found.groups = max(cut) - chain.sequence
+            found.groups = cut[-1].sequence - chain.sequence
             found.unknown = found.groups - len(cut)
-        for _, group in sorted(cut.items()):
+        for group in cut:
             _note_cut(found, group)
         return found
 
     def slots_with(self, after: int) -> list[Slot]:
-        found_groups = newest_groups(self.slots).values()
-        return list({group.slot.number: group.slot for group in found_groups if group.sequence > after}.values())
+        found_groups = newest_groups(self.slots).since(after + 1)
+        return list({group.slot.number: group.slot for group in found_groups}.values())
 
     def close(self) -> None:
         self.journal.close()

@@ -23,6 +23,8 @@ fail there, before the checksum over the directory is computed.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
@@ -98,6 +100,8 @@ _SHIFT = cython.declare(
     cython.Py_ssize_t, 8
 )  # seed, header and directory are hashed contiguously, without the checksum between them
 _MARK_BYTES = cython.declare(cython.Py_ssize_t, 44)
+_SCRATCH_BYTES = cython.declare(cython.Py_ssize_t, 1024)  # a header and 30 entries; more entries get their own memory
+_NAMING = cython.declare(cython.longlong, 0xC00)  # bits of SNAPSHOT and START
 _NOGIL_BYTES_MIN = cython.declare(cython.Py_ssize_t, 262144)
 
 _HEADER: Final = Struct("<IIQQQQIIqQ")
@@ -144,6 +148,23 @@ class Entry(NamedTuple):
     position: int
     length: int
     checksum: int
+
+
+class GroupRun(NamedTuple):
+    """Journal writes of one start with consecutive sequence numbers, in one journal file.
+
+    Attributes:
+        first: sequence number of the first one.
+        positions: byte position of each.
+        naming: sequence numbers of those that can name segments.
+        damaged: sequence numbers of those with a damaged entry.
+    """
+
+    start: int
+    first: int
+    positions: array[int]
+    naming: array[int]
+    damaged: array[int]
 
 
 @cython.cclass
@@ -366,33 +387,45 @@ def _group_bytes(p: cython.p_const_uchar, at: cython.Py_ssize_t, limit: cython.P
     return length if length <= limit - at else 0
 
 
-def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
-    """Parse the header of the journal write at byte position ``at``. Its entries are not checked.
+@cython.cfunc
+@cython.exceptval(-2, check=True)
+def _kinds_at(lent: Lent, at: cython.Py_ssize_t, seed: cython.ulonglong, scratch: Lent) -> cython.longlong:
+    """Return the kinds of entries of the journal write at ``at`` as a bit set. Its entries are not checked.
 
-    Returns None if the header or the list of entries is damaged, or the journal write does not fit the file.
+    Returns -1 if the header or the list of entries is damaged, or the journal write does not fit the file.
+
+    Args:
+        scratch: memory of ``_SCRATCH_BYTES``, which is overwritten.
     """
-    lent: Lent = lend(slot)
-    position: cython.Py_ssize_t = at
-    length: cython.Py_ssize_t = _group_bytes(lent.p, position, lent.size)
-    if length == 0:
-        return None
-    start = bytearray(64)
-    copy: Lent = lend_writable(start)
+    if _group_bytes(lent.p, at, lent.size) == 0:
+        return -1
+    copy: Lent = scratch
     store_u64(copy.p, 0, seed)
-    move(copy.p, 8, lent.p, position, 56)
-    if xxh64_raw(copy.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF != load_u32(lent.p, position + 44):
-        return None
-    stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, position + 40) * _ENTRY_BYTES
-    scratch = start + bytearray(stop - 64)
-    copy = lend_writable(scratch)
-    move(copy.p, 64, lent.p, position + 64, stop - 64)
-    if xxh64_raw(copy.p, 0, stop) != load_u64(lent.p, position + 56):
-        return None
+    move(copy.p, 8, lent.p, at, 56)
+    if xxh64_raw(copy.p, 0, _SHIFT + _MARK_BYTES) & 0xFFFFFFFF != load_u32(lent.p, at + 44):
+        return -1
+    stop: cython.Py_ssize_t = _HEADER_BYTES + load_u32(lent.p, at + 40) * _ENTRY_BYTES
+    if stop > copy.size:
+        copy = lend_writable(bytearray(scratch.p[:64]) + bytearray(stop - 64))
+    move(copy.p, 64, lent.p, at + 64, stop - 64)
+    if xxh64_raw(copy.p, 0, stop) != load_u64(lent.p, at + 56):
+        return -1
     kinds: cython.uint = 0
     entry: cython.Py_ssize_t = 64
     while entry < stop:
         kinds |= cython.cast(cython.uint, 1) << (load_u32(copy.p, entry) & 31)
         entry += _ENTRY_BYTES
+    return kinds
+
+
+def read_group(slot: Buffer, at: int, seed: int) -> GroupFields | None:
+    """Parse the header of the journal write at byte position ``at``. Its entries are not checked.
+
+    Returns None if the header or the list of entries is damaged, or the journal write does not fit the file.
+    """
+    kinds = _kinds_at(lend(slot), at, seed, lend_writable(bytearray(_SCRATCH_BYTES)))
+    if kinds < 0:
+        return None
     fields = _HEADER.unpack_from(slot, at)
     return GroupFields(fields[1], fields[2], fields[3], fields[4], fields[5], fields[6], fields[8], fields[9], kinds)
 
@@ -457,6 +490,50 @@ def bad_entry(slot: Buffer, at: int) -> int:
     with cython.nogil:
         found = _bad_entry(lent.p, position, length)
     return found
+
+
+def find_groups(slot: Buffer, seed: int, find: Callable[[int], int]) -> list[GroupRun]:
+    """Find every journal write with a valid header, at any position of a journal file.
+
+    A journal write can be valid although earlier ones were never synced, so every position is searched. Only the bytes
+    inside undamaged writes are skipped. Damaged writes are searched, because newer writes may have overwritten their end.
+
+    Args:
+        find: returns the next position of ``GROUP_MAGIC`` from a position on, or -1.
+    """
+    lent: Lent = lend(slot)
+    size: cython.Py_ssize_t = lent.size
+    at: cython.Py_ssize_t = 0
+    following: cython.ulonglong = 0
+    begun: cython.ulonglong = 0
+    runs: list[GroupRun] = []
+    positions, naming, damaged = array("Q"), array("Q"), array("Q")
+    scratch: Lent = lend_writable(bytearray(_SCRATCH_BYTES))
+    while at <= size - _HEADER_BYTES:
+        if load_u32(lent.p, at) != _MAGIC:
+            at = find(at)
+            if at < 0:
+                break
+        kinds: cython.longlong = _kinds_at(lent, at, seed, scratch) if at & 7 == 0 else -1
+        if kinds < 0:
+            at += 1
+            continue
+        start: cython.ulonglong = load_u64(lent.p, at + 8)
+        sequence: cython.ulonglong = load_u64(lent.p, at + 16)
+        if not runs or start != begun or sequence != following:
+            positions, naming, damaged = array("Q"), array("Q"), array("Q")
+            runs.append(GroupRun(start, sequence, positions, naming, damaged))
+        begun, following = start, sequence + 1
+        positions.append(at)
+        if kinds & _NAMING:
+            naming.append(sequence)
+        length: cython.Py_ssize_t = load_u32(lent.p, at + 4)
+        if _bad_entry(lent.p, at, length) < 0:
+            at += length
+        else:
+            damaged.append(sequence)
+            at += 1
+    return runs
 
 
 def read_directory(slot: Buffer, at: int) -> list[Entry]:

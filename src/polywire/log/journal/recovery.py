@@ -9,7 +9,9 @@ the end is a torn tail, which the caller reports and discards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import Final
@@ -23,7 +25,8 @@ from polywire.log.journal.group import (
     TOKEN_BYTES,
     Entry,
     EntryKind,
-    bad_entry,
+    GroupRun,
+    find_groups,
     read_directory,
     read_group,
 )
@@ -36,7 +39,6 @@ from polywire.records.fields import header_fields
 
 _HEADER: Final = Struct("<IIQQQQ")
 _checksum: Final = header_fields("header_checksum")
-_NAMING: Final = 1 << EntryKind.SNAPSHOT | 1 << EntryKind.START
 
 
 class FoundGroup(msgspec.Struct, frozen=True):
@@ -55,6 +57,59 @@ class FoundGroup(msgspec.Struct, frozen=True):
     checksum: int
     kinds: int
     whole: bool
+
+
+class FoundGroups(Mapping[int, FoundGroup]):
+    """Journal writes with valid headers, by sequence number. Each is read when it is needed; there can be millions.
+
+    Args:
+        runs: where they are. If several runs have the same sequence number, the last of them counts.
+    """
+
+    def __init__(self, runs: Sequence[tuple[Slot, GroupRun]]) -> None:
+        self._runs: Final = runs
+
+    def __getitem__(self, sequence: int) -> FoundGroup:
+        for slot, run in reversed(self._runs):
+            index = sequence - run.first
+            if 0 <= index < len(run.positions):
+                return _group_at(slot, run.positions[index], whole=sequence not in run.damaged)
+        raise KeyError(sequence)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._since(0))
+
+    def __len__(self) -> int:
+        return len(self._since(0))
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    @property
+    def start(self) -> int:
+        """The newest start."""
+        return max(run.start for _, run in self._runs)
+
+    @property
+    def first(self) -> int:
+        """The lowest sequence number."""
+        return min(run.first for _, run in self._runs)
+
+    @property
+    def last(self) -> int:
+        """The highest sequence number."""
+        return max(map(_end, (run for _, run in self._runs))) - 1
+
+    def naming(self) -> list[int]:
+        """Return the sequence numbers of journal writes that can name segments, newest first."""
+        return sorted({sequence for _, run in self._runs for sequence in run.naming}, reverse=True)
+
+    def since(self, sequence: int) -> list[FoundGroup]:
+        """Return the journal writes from ``sequence`` on."""
+        return [self[later] for later in self._since(sequence)]
+
+    def _since(self, sequence: int) -> list[int]:
+        return sorted({later for _, run in self._runs for later in range(max(run.first, sequence), _end(run))})
 
 
 class Torn(msgspec.Struct, frozen=True):
@@ -133,7 +188,7 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     found_groups = newest_groups(slots)
     if not found_groups:
         return None
-    start = max(map(read_start, found_groups.values()))
+    start = found_groups.start
     for naming in _references(found_groups):
         groups = list(_unbroken_groups(found_groups, naming.sealed, through=through))
         sequence = groups[-1].sequence if groups else naming.sealed
@@ -148,17 +203,18 @@ def find_chain(slots: Sequence[Slot], *, through: int | None = None) -> Chain | 
     return Chain(start, naming.sealed, naming.rests_on, naming.snapshot, groups, checksum, torn, slots)
 
 
-def newest_groups(slots: Sequence[Slot]) -> dict[int, FoundGroup]:
-    """Return the journal writes with valid headers, by sequence number.
+def newest_groups(slots: Sequence[Slot]) -> FoundGroups:
+    """Return the journal writes with valid headers.
 
     These are the writes of the broker's newest start, and of the earlier starts that it continues.
     """
-    found = [group for slot in slots for group in _search(slot)]
-    if not found:
-        return {}
-    whole = [group for group in found if group.whole]  # a broker start counts only if its first group is complete
-    start = max(map(read_start, whole or found))
-    return _with_continued_starts(found, {group.sequence: group for group in found if read_start(group) == start})
+    runs = [(slot, run) for slot in slots for run in _search(slot)]
+    if not runs:
+        return FoundGroups(())
+    # a broker start counts only if its first group is complete
+    whole = [run.start for _, run in runs if len(run.damaged) < len(run.positions)]
+    start = max(whole or [run.start for _, run in runs])
+    return _with_continued_starts(runs, [(slot, run) for slot, run in runs if run.start == start])
 
 
 def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
@@ -181,43 +237,58 @@ def damaged_bodies(group: FoundGroup) -> list[Entry] | None:
     return found
 
 
-def _with_continued_starts(found: Sequence[FoundGroup], found_groups: dict[int, FoundGroup]) -> dict[int, FoundGroup]:
-    """Return the journal writes of a start, and of the earlier starts that it continues, by sequence number.
+def _with_continued_starts(
+    runs: Sequence[tuple[Slot, GroupRun]], newest: Sequence[tuple[Slot, GroupRun]]
+) -> FoundGroups:
+    """Return the journal writes of a start, and of the earlier starts that it continues.
 
     A start continues an earlier one if there was no space to write the earlier journal to segments (decision 0102).
 
     Args:
-        found: all journal writes.
-        found_groups: journal writes of the start.
+        runs: all journal writes.
+        newest: journal writes of the start.
     """
-    first = found_groups[min(found_groups)]
-    if first.kinds & 1 << EntryKind.START and first.whole:
-        sealed = _read_reference(first).sealed
-        earlier = [group for group in found if sealed < group.sequence < first.sequence]
-        earlier.sort(key=read_start)  # a later start reuses sequence numbers whose writes were lost
-        found_groups = {group.sequence: group for group in earlier} | found_groups
-    return found_groups
+    found_groups = FoundGroups(newest)
+    first = found_groups[found_groups.first]
+    if not first.kinds & 1 << EntryKind.START or not first.whole:
+        return found_groups
+    sealed = _read_reference(first).sealed
+    earlier = [(slot, _clipped(run, sealed + 1, first.sequence)) for slot, run in runs]
+    earlier.sort(key=lambda item: item[1].start)  # a later start reuses sequence numbers whose writes were lost
+    return FoundGroups([*((slot, run) for slot, run in earlier if run.positions), *newest])
+
+
+def _clipped(run: GroupRun, first: int, end: int) -> GroupRun:
+    """Return the journal writes from ``first`` on and before ``end``."""
+    skipped = max(first - run.first, 0)
+    naming = array("Q", (sequence for sequence in run.naming if first <= sequence < end))
+    return run._replace(
+        first=run.first + skipped, positions=run.positions[skipped : max(end - run.first, 0)], naming=naming
+    )
+
+
+def _end(run: GroupRun) -> int:
+    """Return the sequence number after the last journal write of a run."""
+    return run.first + len(run.positions)
 
 
 def read_start(group: FoundGroup) -> int:
     return int.from_bytes(group.slot.view[group.position + 8 : group.position + 16], "little")
 
 
-def _group_at(slot: Slot, at: int) -> FoundGroup | None:
+def _group_at(slot: Slot, at: int, *, whole: bool) -> FoundGroup:
     fields = read_group(slot.view, at, slot.seed)
-    if fields is None:
-        return None
-    whole = bad_entry(slot.view, at) < 0
+    assert fields is not None, "the search found it"
     return FoundGroup(
         slot, at, fields.length, fields.sequence, fields.synced, fields.previous, fields.checksum, fields.kinds, whole
     )
 
 
-def _references(found_groups: dict[int, FoundGroup]) -> Iterator[_Reference]:
+def _references(found_groups: FoundGroups) -> Iterator[_Reference]:
     """Yield the snapshot and segments that each journal write names, newest first."""
-    for sequence in sorted(found_groups, reverse=True):
-        if found_groups[sequence].kinds & _NAMING and found_groups[sequence].whole:
-            yield _read_reference(found_groups[sequence])
+    for group in map(found_groups.__getitem__, found_groups.naming()):
+        if group.whole:
+            yield _read_reference(group)
 
 
 def _read_reference(group: FoundGroup) -> _Reference:
@@ -232,9 +303,7 @@ def _read_reference(group: FoundGroup) -> _Reference:
     return _Reference(sealed, rests_on, name, group.checksum)
 
 
-def _unbroken_groups(
-    found_groups: dict[int, FoundGroup], sealed: int, *, through: int | None = None
-) -> Iterator[FoundGroup]:
+def _unbroken_groups(found_groups: FoundGroups, sealed: int, *, through: int | None = None) -> Iterator[FoundGroup]:
     """Yield consecutive undamaged journal writes from ``sealed + 1`` on.
 
     With ``through``, the last journal write that a repair retains, batches with a damaged body are accepted.
@@ -252,14 +321,14 @@ def _unbroken_groups(
 
 
 def _examine_end(
-    slots: Sequence[Slot], found_groups: dict[int, FoundGroup], *, start: int, sequence: int, last: FoundGroup | None
+    slots: Sequence[Slot], found_groups: FoundGroups, *, start: int, sequence: int, last: FoundGroup | None
 ) -> Torn | None:
     """Return the torn write after the last undamaged journal write, if any.
 
     Raises Corrupt if a synced journal write is damaged.
     """
     expected = sequence + 1
-    later = [group for group in found_groups.values() if group.sequence >= expected]
+    later = found_groups.since(expected)
     if any(group.sequence > expected and group.synced >= expected for group in later):
         raise _damage_error(slots, found_groups, expected)
     if later:
@@ -268,7 +337,7 @@ def _examine_end(
     return None if last is None else _find_remains(slots, start=start, last=last)
 
 
-def _damage_error(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], expected: int) -> Corrupt:
+def _damage_error(slots: Sequence[Slot], found_groups: FoundGroups, expected: int) -> Corrupt:
     damaged = _newest_damage(found_groups, expected)
     sequence = expected if damaged is None else damaged
     path, position, end = _locate(found_groups, sequence)
@@ -280,10 +349,10 @@ def _damage_error(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], ex
     )
 
 
-def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], start: int) -> Corrupt:
+def _no_reference(slots: Sequence[Slot], found_groups: FoundGroups, start: int) -> Corrupt:
     """Return the error for a journal that names no usable snapshot or segments."""
     newest = next(_references(found_groups), None)
-    earliest = found_groups[min(found_groups)]
+    earliest = found_groups[found_groups.first]
     damaged = _newest_damage(found_groups, earliest.sequence - 1 if newest is None else newest.sealed + 1)
     path, position, end = earliest.slot.path, 0, earliest.position
     doubt = ""
@@ -296,7 +365,7 @@ def _no_reference(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], st
     )
 
 
-def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | None:
+def _newest_damage(found_groups: FoundGroups, first: int) -> int | None:
     """Return the sequence number of the newest synced journal write from ``first`` on that is missing or damaged."""
     synced = max(group.synced for group in found_groups.values())
     for sequence in range(synced, first - 1, -1):
@@ -306,11 +375,11 @@ def _newest_damage(found_groups: dict[int, FoundGroup], first: int) -> int | Non
     return None
 
 
-def _next_found(found_groups: dict[int, FoundGroup], sequence: int) -> FoundGroup:
+def _next_found(found_groups: FoundGroups, sequence: int) -> FoundGroup:
     return found_groups[min(other for other in found_groups if other > sequence)]
 
 
-def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, int, int]:
+def _locate(found_groups: FoundGroups, sequence: int) -> tuple[Path, int, int]:
     """Return (file, position, end) of a damaged journal write.
 
     If its header is damaged, this is the range between the journal writes before and after it.
@@ -328,7 +397,7 @@ def _locate(found_groups: dict[int, FoundGroup], sequence: int) -> tuple[Path, i
     return nearest.slot.path.parent, 0, 0
 
 
-def _other_locations(slots: Sequence[Slot], found_groups: dict[int, FoundGroup], sequence: int) -> str:
+def _other_locations(slots: Sequence[Slot], found_groups: FoundGroups, sequence: int) -> str:
     """Return the part of an error message that names other possible locations of a damaged journal write.
 
     Returns "" if its location is certain.
@@ -339,24 +408,16 @@ def _other_locations(slots: Sequence[Slot], found_groups: dict[int, FoundGroup],
 
 def _slots_without_group(slots: Sequence[Slot]) -> str:
     """Return the part of an error message that names the journal files that do not begin with a valid write."""
-    headless = [slot for slot in slots if _group_at(slot, 0) is None]
+    headless = [slot for slot in slots if read_group(slot.view, 0, slot.seed) is None]
     paths = " or ".join(repr(str(slot.path)) for slot in headless)
     return f", or at the beginning of {paths}" if paths else ""
 
 
-def _search(slot: Slot) -> Iterator[FoundGroup]:
-    """Yield every journal write with a valid header, at any byte position of a file.
-
-    A journal write can be valid although earlier ones were never synced, so every position is searched. Only the bytes
-    inside undamaged writes are skipped. Damaged writes are searched, because newer writes may have overwritten their end.
-    """
-    at = slot.find(GROUP_MAGIC, 0)
-    while at >= 0:
-        group = _group_at(slot, at) if at % 8 == 0 else None
-        if group is not None:
-            yield group
-        at = slot.find(GROUP_MAGIC, at + (group.length if group is not None and group.whole else 1))
+def _search(slot: Slot) -> list[GroupRun]:
+    """Find every journal write with a valid header in a file."""
+    runs = find_groups(slot.view, slot.seed, partial(slot.find, GROUP_MAGIC))
     slot.forget()  # otherwise pages of all journal files would stay in memory after the start
+    return runs
 
 
 def _find_remains(slots: Sequence[Slot], *, start: int, last: FoundGroup) -> Torn | None:

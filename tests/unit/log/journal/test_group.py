@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 
 from polywire.errors import Invalid
 from polywire.log.journal.group import (
+    GROUP_MAGIC,
     Entry,
     EntryKind,
     GroupHead,
+    GroupRun,
     bad_entry,
+    find_groups,
     read_directory,
     read_group,
 )
@@ -90,6 +95,43 @@ def test_a_truncated_group_is_not_read() -> None:
         assert read_group(group[:cut], 0, SEED) is None
     assert read_group(group, 8, SEED) is None
     assert read_group(group, -1, SEED) is None
+
+
+def find_in(slot: bytes) -> list[GroupRun]:
+    return find_groups(slot, SEED, lambda at: slot.find(GROUP_MAGIC, at))
+
+
+def test_groups_are_found_at_every_position() -> None:
+    damaged = bytearray(build(sequence=11))
+    damaged[-6] ^= 1
+    head = GroupHead(SEED)
+    head.entry(EntryKind.START, 0, 0, b"")
+    for number in range(100):  # more entries than the scratch memory of the search has space for
+        head.entry(EntryKind.TRIM, number, 0, b"")
+    long = bytes(head.finish(2, 14, 0, 0, 0))
+    whole = [
+        build(sequence=9),
+        build(sequence=10),
+        bytes(damaged),
+        build(sequence=12),
+        build(start=2, sequence=13),
+        long,
+    ]
+    others = [GROUP_MAGIC + bytes(60), b"odd!" + build(sequence=99) + bytes(4), build(sequence=12)[:-8]]
+    runs = find_in(b"".join(whole + others))
+    ends = list(accumulate(map(len, whole)))
+    assert [(run.start, run.first, list(run.positions)) for run in runs] == [(3, 9, [0, *ends[:3]]), (2, 13, ends[3:5])]
+    assert [(list(run.naming), list(run.damaged)) for run in runs] == [([], [11]), ([14], [])]
+
+
+def test_a_group_inside_another_is_found_only_if_the_other_is_damaged() -> None:
+    inside = build(sequence=40) + b"the rest"
+    head = GroupHead(SEED)
+    head.entry(EntryKind.CHANGE, 0, 0, inside)
+    around = bytearray(bytes(head.finish(3, 9, 0, 0, 0)) + inside)
+    assert [run.first for run in find_in(bytes(around))] == [9]
+    around[-1] ^= 1
+    assert [(run.first, list(run.damaged)) for run in find_in(bytes(around))] == [(9, [9]), (40, [])]
 
 
 def test_a_read_only_batch_gets_its_own_header() -> None:
