@@ -2,6 +2,9 @@
 
 Run: ``python -m benchmarks.start [--gigabytes N] [--partitions N] [--slot-mib N] [--directory PATH]``
 
+With ``--writes N``, the log instead has N journal writes of one record of 60 bytes. The starts are one after a kill, and one
+after a clean stop.
+
 The log is generated, with an equal share of every journal file for each partition. Segments have true footers and holes instead of batches,
 so a hundred gigabytes take the disk space of their footers. A broker is started on it in the usual way.
 """
@@ -35,8 +38,8 @@ from polywire.log.settings import LogSettings
 from polywire.log.state import LogState
 from polywire.records.checksum import xxh64
 from polywire.testing import process
-from polywire.types import TopicName
-from tests.unit.log.rig import RigLoop
+from polywire.types import Level, TopicName
+from tests.unit.log.rig import RigLoop, abandon, batch_of
 
 GIGA = 1_000_000_000
 TOPIC_PARTITIONS = 100
@@ -45,6 +48,7 @@ SLOT_SECONDS = 10  # to fill a journal file
 MEBI = 1024 * 1024
 EPOCH = 1
 READY_SECONDS_MAX = 300.0  # of a start on a busy machine
+SMALL_BYTES = 60
 MADE = 1_000_000  # numbers of generated segments start after those of the broker
 
 RUN = np.dtype(
@@ -156,8 +160,29 @@ def make_up(directory: Path, size: int, partitions: int, slot_bytes: int) -> int
     done: list[None] = []
     log._name(sealed_content([], []), log._writer.sequence, lambda: done.append(None), (name, log._writer.sequence))
     loop.run_until(lambda: done)
-    broker.close()
+    abandon(log)  # if it was closed, it would seal a state without these segments
     return count
+
+
+def write_small(directory: Path, writes: int) -> None:
+    """Create a data directory with so many journal writes of one record, as a killed broker leaves it."""
+    loop = RigLoop()
+    broker = Broker.open(directory, BrokerSettings(), loop, SystemClock(), log_settings=LogSettings())
+    broker.create_topic(TopicName("made", "small"), 1)
+    broker.commit()
+    log = broker._log
+    assert isinstance(log, FileLog), "it was opened on files"
+    (partition,) = log._state.partitions.values()
+    batch = batch_of([bytes(SMALL_BYTES)])
+    for number in range(writes):
+        while log.congested:
+            loop.run_pass(0.01)
+        log.append(partition, batch, level=Level.WRITTEN, done=None)
+        log.commit()
+        if number % 1000 == 0:
+            loop.run_pass()
+    loop.run_until(lambda: not log.sealing)
+    abandon(log)
 
 
 def _set(partition: FilePartition, next_offset: int, next_address: int, time_us: int) -> None:
@@ -183,8 +208,8 @@ class Start:
         )
 
 
-def started(directory: Path) -> Start:
-    """Start a broker on a data directory, and kill it once it has responded."""
+def started(directory: Path, *, then_kill: bool = True) -> Start:
+    """Start a broker on a data directory, and kill or stop it once it has responded."""
     setattr(process, "READY_SECONDS_MAX", READY_SECONDS_MAX)  # noqa: B010 (it is Final to everybody else)
     begun = time.monotonic()
     broker = process.BrokerProcess(directory)
@@ -192,7 +217,10 @@ def started(directory: Path) -> Start:
         broker.start()
         return Start(time.monotonic() - begun, processor_seconds(broker.pid), resident_bytes(broker.pid))
     finally:
-        broker.kill()
+        if then_kill:
+            broker.kill()
+        else:
+            broker.stop()
 
 
 def main() -> None:
@@ -203,9 +231,15 @@ def main() -> None:
     parser.add_argument(
         "--directory", type=Path, default=None, help="where the log is made; the system's folder for such files if not"
     )
+    parser.add_argument("--writes", type=int, default=0, help="small journal writes, instead of a long log")
     arguments = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="start-", dir=arguments.directory))
     try:
+        if arguments.writes:
+            write_small(place / "data", arguments.writes)
+            print(f"after a kill: {started(place / 'data', then_kill=False)}")
+            print(f"after a stop: {started(place / 'data')}")
+            return
         begun = time.monotonic()
         count = make_up(
             place / "data", int(arguments.gigabytes * GIGA), arguments.partitions, arguments.slot_mib * MEBI

@@ -11,7 +11,7 @@ import pytest
 from polywire.errors import Corrupt
 from polywire.log.doctor import Remedy, Severity, examine, open_offline
 from polywire.log.journal.group import EntryKind, GroupHead
-from polywire.log.journal.recovery import Chain, FoundGroup, find_chain, read_start
+from polywire.log.journal.recovery import Chain, FoundGroup, find_chain
 from polywire.log.journal.slots import SEED_NAMES, Slot, read_seed, restore_seed
 from polywire.log.segments import writer
 from polywire.store.system_files import SYSTEM_FILES
@@ -206,7 +206,7 @@ def test_a_record_that_imitates_a_later_group_is_not_taken_for_one(tmp_path: Pat
     last = last_groups(tmp_path, 1)[0]
     head = GroupHead(0)
     head.entry(EntryKind.CHANGE, 0, 0, b"forged!!")
-    forged = bytes(head.finish(read_start(last), last.sequence + 9, last.sequence + 8, 0, 0)) + b"forged!!"
+    forged = bytes(head.finish(chain_of(tmp_path).start, last.sequence + 9, last.sequence + 8, 0, 0)) + b"forged!!"
     with last.slot.path.open("r+b") as file:
         file.seek(last.position + last.length + 4096)
         file.write(forged)
@@ -263,16 +263,21 @@ def test_a_new_journal_is_never_created_over_slots_that_are_not_empty(tmp_path: 
     assert {path: path.read_bytes() for path in directory.glob("slot-*")} == before
 
 
-def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path) -> None:
-    rig = Rig(tmp_path, QUIET)
+def write_marked(directory: Path) -> Rig:
+    """Write three groups with a record each, and one that says that they are synced."""
+    rig = Rig(directory, QUIET)
     partition = rig.log.open_partition(PARTITION)
     for number in range(3):
         rig.append(partition, [b"value-%d" % number], Level.SYNCED)
         rig.settle()
-    synced = rig.log.synced_sequence
-    rig.log.close()
+    rig.log._mark_synced()
+    rig.settle()
+    return rig
+
+
+def test_damage_of_the_last_group_before_a_mark_is_corrupt(tmp_path: Path) -> None:
+    write_marked(tmp_path).kill()
     closing, last = chain_of(tmp_path).groups[-1], chain_of(tmp_path).groups[-2]
-    assert last.sequence == synced, "a group without entries follows"
     content = last.slot.path.read_bytes()
     for at in range(last.position, last.position + last.length):
         last.slot.path.write_bytes(flipped(content, at))
@@ -285,7 +290,25 @@ def test_damage_of_the_last_group_before_a_clean_stop_is_corrupt(tmp_path: Path)
             assert chain_of(tmp_path).sequence == closing.sequence, "it is cut off"
     for at in range(closing.position, closing.position + closing.length, 3):
         last.slot.path.write_bytes(flipped(content, at))
-        assert chain_of(tmp_path).sequence == last.sequence, "the closing group has no entries"
+        assert chain_of(tmp_path).sequence == last.sequence, "the marking group names no segments"
+
+
+def test_after_a_clean_stop_damage_of_any_one_group_costs_nothing(tmp_path: Path) -> None:
+    rig = write_marked(tmp_path)
+    groups = chain_of(tmp_path).groups
+    rig.log.close()
+    (closing,) = chain_of(tmp_path).groups
+    path, content = closing.slot.path, closing.slot.path.read_bytes()
+    for group in (*groups, closing):
+        for at in range(group.position, group.position + group.length, 7):
+            path.write_bytes(flipped(content, at))
+            last = chain_of(tmp_path).sequence
+            assert last == closing.sequence or (group is closing and last == closing.sequence - 1)
+        stopped = tmp_path.with_name(f"stopped-{group.sequence}")
+        shutil.copytree(tmp_path, stopped)
+        again = Rig(stopped, QUIET)
+        assert again.read(again.log.partition(PARTITION)) == [b"value-0", b"value-1", b"value-2"]
+        again.kill()
 
 
 def refusal(directory: Path) -> str:

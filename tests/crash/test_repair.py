@@ -20,18 +20,23 @@ QUIET = replace(SMALL, sync_interval_ms=600_000)
 
 
 def write_groups(directory: Path, count: int = 6) -> list[FoundGroup]:
-    """Write synced groups with one record and one change each, then stop cleanly; return the groups."""
+    """Write groups with one record and one change each, and one that says that they are synced; return the groups.
+
+    The broker is then killed: after a clean stop, they would be in segments.
+    """
     rig = Rig(directory, QUIET)
     partition = rig.log.open_partition(PARTITION)
     for number in range(count):
         rig.append(partition, [b"value-%d" % number])
         rig.change(b"change-%d" % number)
         rig.settle()
-    rig.log.close()
+    rig.log._mark_synced()
+    rig.settle()
+    rig.kill()
     with open_offline(directory, Memory, RigLoop()) as patient:
         chain = find_chain(patient.slots)
         assert chain is not None
-        return list(chain.groups)[-count - 1 : -1]  # the closing group has no entries
+        return list(chain.groups)[-count - 1 : -1]
 
 
 def flip(path: Path, at: int) -> None:
@@ -93,7 +98,7 @@ def test_everything_after_a_damaged_header_is_dropped_and_reported(tmp_path: Pat
     with pytest.raises(Corrupt):
         Rig(tmp_path, QUIET)
     loss = look(tmp_path).loss
-    assert (loss.groups, loss.unknown) == (4, 1), "three with records, and the closing one"
+    assert (loss.groups, loss.unknown) == (4, 1), "three with records, and the last one"
     assert loss.records == {PARTITION: (4, 6)}
     assert loss.changes == 2
     damaged = group.slot.path.read_bytes()

@@ -5,6 +5,7 @@ A switch changes one thing, at a named function, until its patch is undone.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from polywire.errors import ErrorCode, Missing
 from polywire.log import log, opening
 from polywire.log.disk import Deleter
-from polywire.log.journal import bare_journal, group, recovery, replay, slots, snapshot
+from polywire.log.journal import bare_journal, recovery, replay, slots, snapshot
 from polywire.log.journal.staging import StagedToken, Staging
 from polywire.log.journal.syncer import Flusher
 from polywire.log.journal.write_batch import Draft
@@ -229,6 +230,11 @@ def _state_stale(old: Callable[..., Any], log: FileLog) -> Any:
     return state, 0
 
 
+def _forget_damage(old: Callable[..., Any], *args: Any) -> Any:
+    """Accept groups with damaged entries."""
+    return [run._replace(damaged=array("Q")) for run in old(*args)]
+
+
 def _number_again(old: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Continue with the number of the previous start."""
     chain = old(*args, **named)
@@ -331,7 +337,9 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
     Mutation("locks", "one process has a data directory", replaced(SimulatedFile, "lock", nothing)),
     # Recovery
     Mutation("start-number", "no two starts have one number", wrapped(opening, "find_chain", _number_again)),
-    Mutation("entry-checksums", "a group counts with all of its entries", replaced(group, "_bad_entry", lambda *_: -1)),
+    Mutation(
+        "entry-checksums", "a group counts with all of its entries", wrapped(recovery, "find_groups", _forget_damage)
+    ),
     Mutation(
         "chain",
         "a group follows the one it names",

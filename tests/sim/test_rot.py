@@ -1,4 +1,4 @@
-"""Journals of clean stops with one damaged group each: a start does without the group, or names its file."""
+"""Journals of killed processes with one damaged group each: a start does without the group, or names its file."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class JournalRot(LogWorld):
 
     refused = 0
 
-    def _check_closed(self) -> None:
-        super()._check_closed()
+    def _check_end(self) -> None:
+        self._leave()
         groups = self._groups()
         for group in groups:
             for at in AT:

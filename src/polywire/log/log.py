@@ -18,6 +18,7 @@ from polywire.log.disk import Disk
 from polywire.log.journal.group import ENTRY_BYTES, EntryKind, GroupHead
 from polywire.log.journal.group_writer import GroupWriter
 from polywire.log.journal.publishing import FilePublication, Publishable, prepared
+from polywire.log.journal.replay import image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.steps import (
@@ -30,6 +31,7 @@ from polywire.log.journal.steps import (
     Publish,
     Stage,
     Trim,
+    enter,
     sealed_content,
 )
 from polywire.log.journal.syncer import MakeSyncer, Syncer
@@ -458,8 +460,7 @@ class FileLog:
         if self._writer.failure is None:
             try:
                 self._flusher.finish()
-                last = (self.epoch, self._writer.sequence, self._writer.checksum)
-                self._journal.close_with(GroupHead(self._journal.seed), *last, self._clock.now_us())
+                self._write_last()
             except (OSError, BrokerError) as error:
                 self._fail(error if isinstance(error, BrokerError) else storage_failed(error))
         self._flusher.stop()
@@ -467,3 +468,19 @@ class FileLog:
         self._reader_worker.stop()
         self._journal.close()
         self._unlock()
+
+    def _write_last(self) -> None:
+        """Write everything to segments, so that the next start need not replay the journal, and end the journal.
+
+        If sealing fails, for example because the disk is full, the next start replays the journal. Raises OSError.
+        """
+        head = GroupHead(self._journal.seed)
+        parts: list[Buffer] = []
+        sequence = self._writer.sequence
+        if self._flusher.is_local and self.has_capacity(1):
+            sealed = self._sealer.seal_rest(image_of_all(self._state, sequence), self._replay.snapshot())
+            if sealed is not None:
+                numbers, name = sealed
+                enter(head, parts, EntryKind.SEALED, sequence, sealed_content(numbers, ()))
+                enter(head, parts, EntryKind.SNAPSHOT, sequence, name.encode("ascii"))
+        self._journal.close_with(head, parts, self.epoch, sequence, self._writer.checksum, self._clock.now_us())

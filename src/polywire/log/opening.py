@@ -23,7 +23,7 @@ from polywire.log.journal.recovery import Chain, find_chain
 from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import Staging
-from polywire.log.journal.steps import sealed_content
+from polywire.log.journal.steps import enter, sealed_content
 from polywire.log.journal.syncer import flushing
 from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.partition.reader import Reader
@@ -335,8 +335,8 @@ class _Opening:
             written, sealed = self._seal(state, chain, name)
         except Busy as busy:
             return self._begin_unsealed(state, chain, start, busy)
-        _enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
-        _enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
+        enter(head, parts, EntryKind.SEALED, chain.sequence, sealed_content([item.number for item in sealed], ()))
+        enter(head, parts, EntryKind.SNAPSHOT, chain.sequence, name.encode("ascii"))
         self._write_start(head, parts, start)
         for _ in install(state, written, sealed):
             """No client waits for the loop yet."""
@@ -374,9 +374,9 @@ class _Opening:
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         head.entry(EntryKind.START, 0, 0, b"")
-        _enter(head, parts, EntryKind.SEALED, chain.sealed, sealed_content((), ()))
+        enter(head, parts, EntryKind.SEALED, chain.sealed, sealed_content((), ()))
         if chain.snapshot is not None:
-            _enter(head, parts, EntryKind.SNAPSHOT, chain.rests_on, chain.snapshot.encode("ascii"))
+            enter(head, parts, EntryKind.SNAPSHOT, chain.rests_on, chain.snapshot.encode("ascii"))
         if not self._journal.free:
             last = chain.groups[-1]
             self._journal.continue_in(last.slot, last.position + last.length)
@@ -457,8 +457,3 @@ def seal_recovered(
     taken = collect_slots(state, state.contents, journal.views, image, strict=True)
     broker = ([replay.snapshot()], image.sequence)
     return seal(store, taken, state.segments.next_number, name, broker)
-
-
-def _enter(head: GroupHead, parts: list[Buffer], kind: EntryKind, argument: int, content: bytes) -> None:
-    head.entry(kind, 0, argument, content)
-    parts.append(content + bytes(-len(content) % 8))

@@ -113,7 +113,8 @@ EXIT_START: Final = 1
 EXIT_STORAGE: Final = 74  # EX_IOERR of sysexits.h
 EXIT_DEPOSED: Final = 75  # internal: the process becomes a standby again instead of exiting
 EXIT_SECOND_SIGNAL: Final = 130
-HANDOVER_S: Final = 3.0  # time for a stopping process to release the data directory, after its drain
+# time for a stopping process to release the data directory, after its drain: it seals up to four journal files
+HANDOVER_S: Final = 10.0
 HANDOVER_POLL_S: Final = 0.05
 USERS_S: Final = 1.0  # time for the first process to report the users to a process that knows those of its last start
 FIRST_USERS_S: Final = 60.0  # the same, for a process that was never connected to the first one

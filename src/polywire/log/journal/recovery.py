@@ -272,10 +272,6 @@ def _end(run: GroupRun) -> int:
     return run.first + len(run.positions)
 
 
-def read_start(group: FoundGroup) -> int:
-    return int.from_bytes(group.slot.view[group.position + 8 : group.position + 16], "little")
-
-
 def _group_at(slot: Slot, at: int, *, whole: bool) -> FoundGroup:
     fields = read_group(slot.view, at, slot.seed)
     assert fields is not None, "the search found it"

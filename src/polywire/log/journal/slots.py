@@ -18,14 +18,14 @@ it. A damaged copy is replaced by the intact one.
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final
 
 from polywire.errors import Corrupt, ErrorCode, Unavailable
 from polywire.log.journal.bare_journal import BareJournal
-from polywire.log.journal.group import GROUP_HEADER_BYTES, GroupHead
+from polywire.log.journal.group import GroupHead
 from polywire.log.settings import PAGE_BYTES
 from polywire.records.checksum import xxh64
 from polywire.store.base import BLOCK_BYTES, CHUNK_BYTES, aligned_buffer
@@ -365,19 +365,23 @@ class FileJournal(BareJournal):
             self._files.unlink(slot.path)
             slot.close()
 
-    def close_with(self, head: GroupHead, start: int, sequence: int, checksum: int, now_us: int) -> None:
-        """Write a last, empty journal write, which records that everything up to ``sequence`` is on disk.
+    def close_with(
+        self, head: GroupHead, parts: Sequence[Buffer], start: int, sequence: int, checksum: int, now_us: int
+    ) -> None:
+        """Write a last journal write, which records that everything up to ``sequence`` is on disk.
 
         Raises OSError. With this record, later damage is not mistaken for a torn write.
+
+        Args:
+            parts: its entries, if it has any.
         """
         self.align()
-        if self.capacity < GROUP_HEADER_BYTES:
+        if self.capacity < head.size:
             if not self.free:
                 return
             self.roll()
-        head.clear()
         first = head.finish(start, sequence + 1, sequence, checksum, now_us)
-        self.write([first], head.size, sequence + 1)
+        self.write([first, *parts], head.size, sequence + 1)
         assert self.current is not None, "it was just written"
         self.current.sync()
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from polywire.log.base import NO_OFFSET, Completion, Ranges
-from polywire.log.journal.group import EntryKind
+from polywire.log.journal.group import EntryKind, GroupHead
 from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
 from polywire.log.journal.write_batch import Draft
@@ -158,6 +158,12 @@ class Abandon(_Simple, frozen=True):
     def enter(self, draft: Draft) -> None:
         draft.enter(EntryKind.ABANDON, b"".join(self.tokens))
         draft.after(None, lambda _: draft.state.unstage(self.tokens))
+
+
+def enter(head: GroupHead, parts: list[Buffer], kind: EntryKind, argument: int, content: bytes) -> None:
+    """Add an entry to a journal write that is made without a write batch, and its bytes to ``parts``."""
+    head.entry(kind, 0, argument, content)
+    parts.append(content + bytes(-len(content) % 8))
 
 
 def sealed_content(new: Sequence[int], removed: Sequence[int]) -> bytes:

@@ -26,7 +26,7 @@ from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read
 from polywire.log.segments.sealing import Written, collect_slots, install, seal
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import Image, LogState
-from polywire.log.worker import storage_failed
+from polywire.log.worker import attempt, storage_failed
 
 LEND_SECONDS: Final = (
     0.1  # longest wait for readers of a sealed file if a free file is needed; active readers finish by then
@@ -579,6 +579,30 @@ class Sealer:
             self._tidy_soon(again)
 
         self._owner.name_sealed(self.named, [new.number], [sealed.number for sealed in old], counts)
+
+    def seal_rest(self, image: Image, broker: bytes) -> tuple[Sequence[int], str] | None:
+        """Write everything that is in no segment yet, at the end of the log. Call it after ``stop``.
+
+        Returns the numbers of the new segments and the name of the snapshot, for the last journal write. Returns None
+        if this is not possible now.
+
+        Args:
+            image: copy of the log's state at the end of the journal.
+            broker: the broker's state.
+        """
+        if self._named:  # their data is in segments already, and in ``contents`` until they are installed
+            return None
+        taken = collect_slots(self._state, self._state.contents, self._journal.views, image, strict=True)
+        self._snapshot_count += 1
+        name = snapshot_name(self._start, self._snapshot_count)
+        next_number = self._state.segments.next_number
+        written = attempt(partial(seal, self._store, taken, next_number, name, ([broker], image.sequence)))
+        if isinstance(written, BrokerError):
+            logger.warning(
+                "the next start will replay the journal, because it cannot be sealed", reason=written.message
+            )
+            return None
+        return written.numbers, name
 
     def stop(self) -> None:
         """Finish the current job and stop the thread. Recovery deletes files that the journal does not name."""
