@@ -47,6 +47,7 @@ from polywire.types import Buffer, Level
 
 # space for listing segments in the journal: up to a page of padding, and a page for the journal write
 NAMING_BYTES: Final = 2 * PAGE_BYTES
+SEALED_SHARE: Final = 1 / 16  # of a journal file: a clean stop seals more than this, which is replayed in some 0.1 s
 EXPIRY_SECONDS: Final = 5.0
 _FOR_CHANGE: Final = Need.CHANGE  # read for every change; a module constant is ten times as fast as an attribute
 TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one write batch
@@ -472,12 +473,16 @@ class FileLog:
     def _write_last(self) -> None:
         """Write everything to segments, so that the next start need not replay the journal, and end the journal.
 
+        A few journal writes are not sealed, because the start does it as quickly.
         If sealing fails, for example because the disk is full, the next start replays the journal. Raises OSError.
         """
         head = GroupHead(self._journal.seed)
         parts: list[Buffer] = []
         sequence = self._writer.sequence
-        if self._flusher.is_local and self.has_capacity(1):
+        current = self._journal.current
+        assert current is not None, "the log opens with a current slot"
+        is_worth_it = self._sealer.waiting or self._journal.position > SEALED_SHARE * current.size
+        if is_worth_it and self._flusher.is_local and self.has_capacity(1):
             sealed = self._sealer.seal_rest(image_of_all(self._state, sequence), self._replay.snapshot())
             if sealed is not None:
                 numbers, name = sealed
