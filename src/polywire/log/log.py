@@ -408,6 +408,7 @@ class FileLog:
         with suppress(Busy):  # retried by the next timer
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.remove_unneeded_soon()
+        self._state.reader.rest()
         if self._flusher.is_long and self._journal.free:
             self.write()
             self._roll()

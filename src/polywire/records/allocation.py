@@ -96,6 +96,12 @@ class Arena:
             block = self._find(may_grow=may_grow)
             return None if block is None else memoryview(block)[:size]
 
+    def clear(self) -> None:
+        """Drop all blocks. The memory of those in use is freed with the last view of it."""
+        with self._lock:
+            self._blocks.clear()
+            self._newest = 0
+
     def _find(self, *, may_grow: bool) -> mmap.mmap | None:
         # Blocks are often released in the order they were taken, so one after the newest is likely to be free.
         for index in chain(range(self._newest, len(self._blocks)), range(self._newest)):

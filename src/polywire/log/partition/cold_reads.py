@@ -43,6 +43,7 @@ GLANCE_BLOCKS_MAX: Final = 16  # slow clients hold the memory of their responses
 BODIES_BYTES_MAX: Final = 32 * 1024 * 1024  # retained bodies of staged batches: two of the largest size
 READERS_MAX: Final = 8  # remembered reads of a partition, so that this many readers can read old data at the same time
 PARTITIONS_READ_MAX: Final = 256  # partitions with remembered reads
+RESTS_UNUSED: Final = 6  # the log calls ``rest`` every 5 s
 STOPS_MAX: Final = WINDOWS_MAX + GLANCES_MAX  # remembered ends of reads: one per window or glance
 PIECE_MARGIN_BYTES: Final = (
     2 * BLOCK_BYTES
@@ -99,6 +100,7 @@ class ColdReads:
         "_glances",
         "_glances_arena",
         "_readers",
+        "_rests",
         "_stops",
         "_windows",
         "_worker",
@@ -116,6 +118,21 @@ class ColdReads:
         self._bodies: OrderedDict[tuple[str, int], memoryview] = OrderedDict()
         self._readers: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self._stops: OrderedDict[Key, Stop] = OrderedDict()
+        self._rests = 0
+        """Number of calls of ``rest`` since the last read."""
+
+    def rest(self) -> None:
+        """Free all memory if nothing was read since ``RESTS_UNUSED`` calls. Buffers being read stay."""
+        self._rests += 1
+        if self._rests < RESTS_UNUSED:
+            return
+        for key in [key for key, found in self._windows.items() if isinstance(found, Window)]:
+            del self._windows[key]
+        self._glances.clear()
+        self._stops.clear()
+        self._bodies.clear()
+        self._arena.clear()
+        self._glances_arena.clear()
 
     # Without waiting for a disk
 
@@ -134,6 +151,7 @@ class ColdReads:
             span = segment.locate_now(partition, offset, GLANCE_BYTES_AHEAD)
         if span is None or span[1] - span[0] > GLANCE_BYTES_MAX:
             return None
+        self._rests = 0
         start, stop = span
         arena = self._glances_arena if stop - start <= GLANCE_BLOCK_BYTES else self._arena
         pieces = segment.pieces_now(arena.take(stop - start), partition, start, stop)
@@ -161,6 +179,7 @@ class ColdReads:
 
     def keep_body(self, segment: Segment, start: int, body: memoryview) -> None:
         """Cache the body of a published batch for its next reader."""
+        self._rests = 0
         self._bodies[segment.name, start] = body
         size = sum(map(len, self._bodies.values()))
         while size > BODIES_BYTES_MAX and len(self._bodies) > 1:
@@ -184,6 +203,7 @@ class ColdReads:
         Args:
             stop: position in the read buffer after the returned data, None if the read reached the end of the buffer.
         """
+        self._rests = 0
         reads = self._readers.get(partition)
         if reads is None:
             reads = self._readers[partition] = deque(maxlen=READERS_MAX)
@@ -249,6 +269,7 @@ class ColdReads:
             completed: called on the loop with the buffer, an error, or None if a segment was removed before it was
                 read. After None the caller must repeat the request.
         """
+        self._rests = 0
         known = self._windows.get(key)
         waiting = known if isinstance(known, list) else []
         if completed is not None:

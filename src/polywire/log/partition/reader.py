@@ -137,6 +137,10 @@ class Reader:
         self.unpinned: Callable[[], None] = _nothing
         self._fetching = 0
 
+    def rest(self) -> None:
+        """Free the memory of reads from segments if it was not used for some time. Call it every few seconds."""
+        self._cold.rest()
+
     def segment(self, location: int) -> Segment:
         """Return a segment by its location. Raises Missing if it was removed meanwhile."""
         sealed = self._segments.by_location.get(location)

@@ -119,7 +119,7 @@ class FluxState:
         """``router`` is the broker of all processes, if there are several."""
         self._broker = broker
         self.settings = settings
-        self.reply_buffers: Final = ReplyBuffers()
+        self.reply_buffers: Final = ReplyBuffers(broker.loop)
         self._brokers: dict[int, _BrokerStored] = {}
         self.views: dict[int, PartitionView] = {}
         self._factors: dict[bytes, int] = {}

@@ -161,7 +161,7 @@ class Shared:
         # the number of the last login in D3; it begins with the time, so that it increases across restarts
         self.epochs = int(time())
         self.started_at: Final = time()
-        self.reply_buffers: Final = ReplyBuffers()
+        self.reply_buffers: Final = ReplyBuffers(broker.loop)
 
     def enter(self, session: Client, peer: str) -> int:
         """Assign a client id to a session: the hash of the address, as in Iggy's server, or the next free id."""

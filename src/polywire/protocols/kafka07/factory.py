@@ -38,7 +38,7 @@ class Kafka07Factory:
         """``off_loop`` is the process's queue for decompression in a thread, if it has one."""
         self._broker = broker
         self._producer = Producer(broker)
-        self._reply_buffers = ReplyBuffers()
+        self._reply_buffers = ReplyBuffers(broker.loop)
         self._off_loop = off_loop or OffLoopQueue(broker.loop)
 
     @property

@@ -1,24 +1,31 @@
-"""Reusable buffers for large replies. A buffer has one user at a time, and the number of free buffers is limited."""
+"""Reusable buffers for large replies. A buffer has one user at a time. Free buffers are limited, and freed after some time."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Final
 
+from polywire.log.base import Loop
+
 # minimum size of a buffer; most replies fit, and smaller buffers would only fill the pool
 REPLY_BYTES_MIN: Final = 256 * 1024
 # limit for the free buffers, enough for three of the longest replies or many short ones
 FREE_BYTES_MAX: Final = 32 * 1024 * 1024
+REST_S: Final = 5.0  # a buffer is freed when it was not used for this long, and at most twice as long
 
 
 class ReplyBuffers:
     """Pool of buffers for one protocol's responses."""
 
-    __slots__ = ("_free", "_free_bytes")
+    __slots__ = ("_free", "_free_bytes", "_is_timed", "_loop", "_unused")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
         self._free: Final[deque[bytearray]] = deque()
         self._free_bytes = 0
+        self._unused = 0
+        """Number of buffers, the oldest ones, that were free all the time since the timer ran."""
+        self._is_timed = False
 
     @property
     def free_bytes(self) -> int:
@@ -35,6 +42,7 @@ class ReplyBuffers:
             free.append(buffer)
             return self._large(size)
         self._free_bytes -= len(buffer)
+        self._unused = min(self._unused, len(free))
         return buffer
 
     def _large(self, size: int) -> bytearray:
@@ -44,6 +52,7 @@ class ReplyBuffers:
         buffer = self._free[found]
         del self._free[found]
         self._free_bytes -= len(buffer)
+        self._unused -= found < self._unused
         return buffer
 
     def give(self, buffer: bytearray) -> None:
@@ -54,5 +63,18 @@ class ReplyBuffers:
                 return
             while free_bytes > FREE_BYTES_MAX:
                 free_bytes -= len(self._free.popleft())
+                self._unused = max(self._unused - 1, 0)
         self._free.append(buffer)
         self._free_bytes = free_bytes
+        if not self._is_timed:
+            self._is_timed = True
+            self._loop.call_later(REST_S, self._rest)
+
+    def _rest(self) -> None:
+        """Free the buffers that were not used since the last call."""
+        for _ in range(self._unused):
+            self._free_bytes -= len(self._free.popleft())
+        self._unused = len(self._free)
+        self._is_timed = bool(self._free)
+        if self._is_timed:
+            self._loop.call_later(REST_S, self._rest)

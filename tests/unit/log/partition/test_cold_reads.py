@@ -10,7 +10,7 @@ import pytest
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
-from polywire.log.partition.cold_reads import ColdReads, Stop, Window
+from polywire.log.partition.cold_reads import RESTS_UNUSED, ColdReads, Stop, Window
 from polywire.log.segments.damage import Piece, read_pieces
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.writer import RunSource, write_segment
@@ -90,6 +90,28 @@ def test_a_small_read_takes_one_segment() -> None:
     assert isinstance(window, Window)
     assert len(window.pieces) == 1
     assert bytes(window.pieces[0].data).startswith(place.stored[0].content)
+
+
+def test_the_memory_of_reads_is_freed_when_it_is_not_used() -> None:
+    place = Place()
+    place.request(0, 1000)
+    place.worker.work()
+    place.request(50, 1000)
+    for _ in range(RESTS_UNUSED - 1):
+        place.cold.rest()
+    assert place.cold.find(PARTITION, 0) is not None
+    assert place.cold._arena.block_count == 1
+    place.cold.rest()
+    assert place.cold.find(PARTITION, 0) is None
+    assert place.cold._arena.block_count == 0
+    place.worker.work()
+    assert place.cold.find(PARTITION, 50) is not None, "it was being read"
+    read, again = place.reported
+    assert isinstance(read, Window)
+    assert bytes(read.pieces[0].data).startswith(place.stored[0].content), "its reader still has it"
+    place.cold.was_read(PARTITION, 0, 50, None)
+    place.cold.rest()
+    assert place.cold.find(PARTITION, 50) is again, "it was used recently"
 
 
 def test_requests_for_the_same_window_share_one_read() -> None:
