@@ -166,5 +166,10 @@ BROKER_MUTATIONS: Final[Sequence[Mutation]] = (
     BrokerMutation(
         "transaction-snapshot", "transactions are in snapshots", replaced(TransactionTable, "restore", nothing)
     ),
+    BrokerMutation(
+        "shown-positions",
+        "clients see committed offsets that no stop takes back",
+        wrapped(Positions, "committed", lambda old, *args, latest=False: old(*args, latest=True)),
+    ),
     BrokerMutation("topic-positions", "positions end with their topic", replaced(Positions, "drop_topic", nothing)),
 )

@@ -123,6 +123,7 @@ class Asking:
         changed = history.note(state)
         for key in changed:
             require(key[0] in BY_ITSELF, "nothing changes unasked", key=key, now=state.get(key))
+        self._note_shown()
         self._judge(self._unasked, before, changed)
         self._judge(self._watchers, before, changed)
 
@@ -180,9 +181,18 @@ class Asking:
         before = history.latest
         wanted = {key: value for key, value in expected.items() if before.get(key) != value}
         differing = history.note(self.look())
+        self._note_shown()
         self._judge(self._watchers, before, differing)
         changed = {key: value for key, value in differing.items() if key[0] not in free}
         require(changed == wanted, "what was asked for is so, and nothing else", changed=changed, wanted=wanted)
+
+    def _note_shown(self) -> None:
+        """Note the committed offsets that clients see now, if they may see durable ones only."""
+        if self._durability < Level.SYNCED:
+            return
+        for topic_name, group in self.broker.position_owners(PositionKind.GROUP):
+            for number, offset in self.broker.positions_in(topic_name, PositionKind.GROUP, group).items():
+                self.model.history.show(("position", topic_name, group, number), offset)
 
     def acknowledge(self, moment: int, level: Level) -> None:
         """Note that everything up to this moment is acknowledged at this level."""

@@ -46,6 +46,12 @@ class History:
         """Note that everything up to this moment is stored."""
         self.acknowledged.note(moment, level)
 
+    def show(self, key: Key, value: object) -> None:
+        """Note that a client can see this value, which may be an older one: it must survive every stop from now on."""
+        moments = self._moments(key, value)
+        require(moments, "clients see values that were stored", key=key, value=value)
+        self.acknowledge((moments & -moments).bit_length() - 1, Level.SYNCED)
+
     def settle(self, found: State, *, powerless: bool) -> int:
         """Check the state that a start recovered; return its moment, at which the next history begins. Raises
         Violation.
