@@ -321,7 +321,7 @@ class CursusState:
     streams: OpenStreams = field(init=False)
     stream_count: int = 0
     generations_used: GenerationsUsed = field(default_factory=GenerationsUsed)
-    reply_buffers: ReplyBuffers = field(default_factory=ReplyBuffers)
+    reply_buffers: ReplyBuffers = field(init=False)
     large_scratch: ScratchArrays = field(default_factory=ScratchArrays)
     byte_positions: dict[ReadLocation, tuple[int, int]] = field(default_factory=dict)
     piece_bytes_max: int = field(init=False)
@@ -334,6 +334,7 @@ class CursusState:
 
     def __post_init__(self) -> None:
         self.checked = CheckedAppends(self.local)
+        self.reply_buffers = ReplyBuffers(self.broker.loop)
         self.streams = OpenStreams(self.local, self.parts)
         batch_bytes_max = self.broker.settings.batch_bytes_max
         self.piece_bytes_max = batch_bytes_max - min(PIECE_OVERHEAD_BYTES, batch_bytes_max // PIECE_OVERHEAD_SHARE)

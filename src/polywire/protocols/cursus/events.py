@@ -134,18 +134,30 @@ def save_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
 # Read
 
 
-def version_of(session: CursusSession, request: Request, /) -> Reply:
+def version_of(session: CursusSession, request: Request, /) -> Reply | None:
     """STREAM_VERSION: return the version of a key's latest event; 0 if the key has none."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
-    return encoded(f"OK version={session.state.local.events.version(_partition_of(session, topic, key), key)}")
+    version = session.state.local.events.version(_partition_of(session, topic, key), key)
+    _reply_once_stored(session, request, encoded(f"OK version={version}"))
+    return None
 
 
-def read_snapshot(session: CursusSession, request: Request, /) -> Reply:
+def read_snapshot(session: CursusSession, request: Request, /) -> Reply | None:
+    """READ_SNAPSHOT: return the version and payload of a key's snapshot as JSON, or null."""
     topic = _topic(session, request, Action.FETCH)
     key = encoded(request.need("key"))
     found = session.state.local.events.snapshot(_partition_of(session, topic, key), key)
-    return encoded("OK snapshot=") + _json(None if found is None else _json_fields(found))
+    body = encoded("OK snapshot=") + _json(None if found is None else _json_fields(found))
+    _reply_once_stored(session, request, body)
+    return None
+
+
+def _reply_once_stored(session: CursusSession, request: Request, body: bytes) -> None:
+    """Respond once the state that the response contains is as durable as an acknowledged request."""
+    answer = session.later(request.dialect, blocking=True)
+    answer.body = body
+    session.state.local.settle(Level.WRITTEN, answer.done)
 
 
 def _json_fields(snapshot: SnapshotSaved) -> dict[str, object]:

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from polywire.broker.settings import BrokerSettings
 from polywire.broker.sliced import SLICE_S
 from polywire.log.base import Read
 from polywire.protocols.cursus.messages import frame
 from polywire.testing.loop import ManualLoop
 from polywire.testing.memory_log import MemoryPartition
+from polywire.types import Level
 from tests.unit.protocols.cursus.dialogue import Dialogue, World
 
 
@@ -259,3 +261,16 @@ def test_long_streams_among_many_others(peer: Dialogue) -> None:
         assert head["count"] == 300
         assert [event["payload"].decode() for event in events] == [f"{key}{version}" for version in range(1, 301)]
         assert [event["version"] for event in events] == list(range(1, 301))
+
+
+def test_versions_and_snapshots_are_shown_when_they_are_durable() -> None:
+    world = World(broker=BrokerSettings(durability=Level.SYNCED))
+    writer, reader = world.connect(), world.connect()
+    writer.ask("CREATE topic=ev partitions=1 event_sourcing=true")
+    writer.feed(frame(b"APPEND_STREAM topic=ev key=k version=1 event_type=e message=x"))
+    writer.feed(frame(b"SAVE_SNAPSHOT topic=ev key=k version=1 message=s"))
+    reader.feed(frame(b"STREAM_VERSION topic=ev key=k"))
+    reader.feed(frame(b"READ_SNAPSHOT topic=ev key=k"))
+    assert reader.take_bodies() == [], "a power loss would take back what it would show"
+    world.memory.run()
+    assert reader.take_bodies() == [b"OK version=1", b'OK snapshot={"version":1,"payload":"s"}']
