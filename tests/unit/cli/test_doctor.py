@@ -17,17 +17,18 @@ from polywire.cli.main import run
 from polywire.clock import SystemClock
 from polywire.errors import Corrupt, ErrorCode
 from polywire.log.journal import snapshot
+from polywire.log.log import FileLog
 from polywire.log.segments import format as segment_format
 from polywire.log.settings import LogSettings
 from polywire.types import Level, TopicName
-from tests.unit.log.rig import RigLoop, batch_of, expecting
+from tests.unit.log.rig import RigLoop, abandon, batch_of, expecting
 
 SIZES = LogSettings(slot_bytes=128 * 1024, disk_reserve_bytes=0)
 TOPIC = "shop.orders"
 
 
-def write_records(directory: Path, count: int = 400) -> None:
-    """Create a broker's directory with sealed and unsealed records, shut down cleanly."""
+def write_records(directory: Path, count: int = 400, *, is_killed: bool = False) -> None:
+    """Create a broker's directory with sealed records, and with unsealed ones if it is killed, not shut down cleanly."""
     loop = RigLoop()
     broker = Broker.open(directory, BrokerSettings(), loop, SystemClock(), log_settings=SIZES)
     if broker.find_topic(TOPIC) is None:
@@ -40,7 +41,16 @@ def write_records(directory: Path, count: int = 400) -> None:
             reported: list[int] = []
             broker._log.barrier(Level.SYNCED, expecting(reported))
             loop.run_until(lambda reported=reported: reported and not broker._log.sealing)  # type: ignore[misc, attr-defined]
-    broker.close()
+    if not is_killed:
+        broker.close()
+        return
+    log = broker._log
+    assert isinstance(log, FileLog)
+    synced: list[int] = []
+    log.barrier(Level.SYNCED, expecting(synced))
+    loop.run_until(lambda: synced)
+    log._mark_synced()  # says that the last records are synced, as after some idle seconds
+    abandon(log)
 
 
 def flip(path: Path, at: int) -> None:
@@ -110,7 +120,7 @@ def test_damaged_records_are_reported_by_topic_and_offsets(tmp_path: Path, rows:
 
 
 def test_repair_lets_a_broker_start_again(tmp_path: Path, rows: Rows) -> None:
-    write_records(tmp_path, 20)
+    write_records(tmp_path, 20, is_killed=True)
     path = next(path for path in tmp_path.glob("journal/slot-*") if b"00010" in path.read_bytes())
     content = path.read_bytes()
     flip(path, content.rindex(b"PWG1", 0, content.index(b"00010")) + 16)
@@ -191,7 +201,7 @@ def test_files_of_a_newer_version_are_not_reported_as_damage(
     tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """The doctor reports the version to a user who downgrades, and offers no repair that drops data."""
-    write_records(tmp_path, 20 if kind == "change" else 400)
+    write_records(tmp_path, 20 if kind == "change" else 400, is_killed=kind == "change")
     monkeypatch.setattr(*OLDER[kind])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "LOCK"]
     before = [path.read_bytes() for path in kept]
