@@ -64,6 +64,8 @@ class KeyHash(Enum):
 class PositionKind(Enum):
     """Kind of owner of a committed offset: a single consumer or a group."""
 
+    __hash__ = object.__hash__  # members are singletons; an enum's own hash is a Python call for every look-up
+
     CONSUMER = "consumer"
     GROUP = "group"
 

@@ -33,6 +33,8 @@ EVENT_BYTES: Final = 8
 class Kind(Enum):
     """Kinds of state. The values are used in messages."""
 
+    __hash__ = object.__hash__  # members are singletons; an enum's own hash is a Python call for every look-up
+
     GROUPS = "groups"
     MEMBERS = "members of groups"
     BINDINGS = "names of groups"

@@ -197,7 +197,8 @@ class Player:
             case EntryKind.ABANDON:
                 self._state.unstage(bytes(view[at : at + TOKEN_BYTES]) for at in range(0, len(view), TOKEN_BYTES))
             case EntryKind.CHANGE:
-                self._unstage_published()
+                if self._published:
+                    self._unstage_published()
                 if group.sequence > self._broker_sequence:
                     self._replay.apply(bytes(view))
             case EntryKind.OPEN:
