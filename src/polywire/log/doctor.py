@@ -25,11 +25,12 @@ from polywire.log.journal.replay import Player, image_of_all
 from polywire.log.journal.slots import SEED_NAMES, FileJournal, Slot, is_seed, restore_seed, seed_copies
 from polywire.log.journal.snapshot import copies_sound, is_copy, newer_version
 from polywire.log.journal.staging import Staging
-from polywire.log.opening import JOURNAL, lock_directory, open_log, seal_recovered
+from polywire.log.opening import JOURNAL, lock_directory, open_log
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.damage import Damage
 from polywire.log.segments.format import TRAILER, SegmentRun, read_footer
 from polywire.log.segments.sealer import snapshot_name
+from polywire.log.segments.sealing import seal_all
 from polywire.log.segments.segment import Segment
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, SegmentSet
 from polywire.log.settings import LogSettings
@@ -183,7 +184,8 @@ class OfflineLog:
             image = image_of_all(log_state, chain.sequence)
             name = snapshot_name(chain.start + 1, 0)
             with suppress(Busy):  # if the disk cannot read a body yet, a start continues without sealing it
-                seal_recovered(_Discarding(self.directory), log_state, self.journal, image, self.state, name)
+                store, broker = _Discarding(self.directory), self.state.snapshot()
+                seal_all(store, log_state, self.journal.views, image, broker, name)
         except OSError as error:
             raise storage_failed(error) from error
 

@@ -29,12 +29,11 @@ from polywire.log.log import NAMING_BYTES, FileLog
 from polywire.log.partition.reader import Reader
 from polywire.log.segments.scrub import Scrub
 from polywire.log.segments.sealer import snapshot_name
-from polywire.log.segments.sealing import Written, collect_slots, install, seal
+from polywire.log.segments.sealing import Written, install, seal_all
 from polywire.log.segments.segment_set import SEGMENTS, SNAPSHOTS, Sealed, SegmentSet, segment_name
 from polywire.log.settings import PAGE_BYTES, LogSettings
 from polywire.log.state import Contents, Image, LogState
 from polywire.log.worker import MakeWorker, ThreadWorker, Worker, storage_failed
-from polywire.store.base import Store
 from polywire.store.data_directory import MARK_FILE, DataDirectory
 from polywire.store.file import DISK_FULL, FileStore
 from polywire.store.files import Access, File, Files, exists, make_directories, read_file, write_parts
@@ -352,7 +351,7 @@ class _Opening:
     def _seal(self, state: LogState, chain: Chain, name: str) -> tuple[Written, list[Sealed]]:
         """Write everything recovered into segments. If this raises Busy, no new file remains."""
         image = self._image = image_of_all(state, chain.sequence)
-        written = seal_recovered(self._store, state, self._journal, image, self._replay, name)
+        written = seal_all(self._store, state, self._journal.views, image, self._replay.snapshot(), name)
         added = zip(written.infos, written.numbers, strict=True)
         return written, [state.segments.add(info, number) for info, number in added]
 
@@ -440,20 +439,3 @@ class _Opening:
         assert current is not None, "roll() has made a slot current"
         current.sync()
         self._journal.align()
-
-
-def seal_recovered(
-    store: Store, state: LogState, journal: FileJournal, image: Image, replay: Replay, name: str
-) -> Written:
-    """Write the recovered journal into segments, and the snapshot ``name`` that lists them.
-
-    Args:
-        image: copy of the log's state at the end of the journal.
-
-    Raises:
-        Busy: the disk is full, or cannot read a batch yet. No file is left behind.
-        Corrupt: a batch is damaged. No file is left behind.
-    """
-    taken = collect_slots(state, state.contents, journal.views, image, strict=True)
-    broker = ([replay.snapshot()], image.sequence)
-    return seal(store, taken, state.segments.next_number, name, broker)

@@ -23,7 +23,7 @@ from polywire.log.partition.partition import FilePartition
 from polywire.log.segments.compaction import NEVER, Compaction, is_worth_a_pass
 from polywire.log.segments.format import SegmentInfo
 from polywire.log.segments.merge import Group, Merge, Source, choose, plan, read_groups, replace, write_merged
-from polywire.log.segments.sealing import Written, collect_slots, install, seal
+from polywire.log.segments.sealing import Written, collect_slots, install, seal, seal_all
 from polywire.log.segments.segment_set import SNAPSHOTS, Sealed, segment_name
 from polywire.log.state import Image, LogState
 from polywire.log.worker import attempt, storage_failed
@@ -592,11 +592,9 @@ class Sealer:
         """
         if self._named:  # their data is in segments already, and in ``contents`` until they are installed
             return None
-        taken = collect_slots(self._state, self._state.contents, self._journal.views, image, strict=True)
         self._snapshot_count += 1
         name = snapshot_name(self._start, self._snapshot_count)
-        next_number = self._state.segments.next_number
-        written = attempt(partial(seal, self._store, taken, next_number, name, ([broker], image.sequence)))
+        written = attempt(partial(seal_all, self._store, self._state, self._journal.views, image, broker, name))
         if isinstance(written, BrokerError):
             logger.warning(
                 "the next start will replay the journal, because it cannot be sealed", reason=written.message

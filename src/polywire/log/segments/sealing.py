@@ -250,6 +250,24 @@ def seal(
     return Written(plan, numbers, infos)
 
 
+def seal_all(
+    store: Store, state: LogState, views: Mapping[int, Buffer], image: Image, broker: bytes, snapshot_name: str
+) -> Written:
+    """Write everything that is in no segment into segments, and the snapshot that lists them, at a start or a stop.
+
+    Args:
+        views: content of the journal files, by serial.
+        image: copy of the log's state at the end of the journal.
+        broker: the broker's state at the end of the journal.
+
+    Raises:
+        Busy: the disk is full, or cannot read a batch yet. No file is left behind.
+        Corrupt: a batch is damaged. No file is left behind.
+    """
+    taken = collect_slots(state, state.contents, views, image, strict=True)
+    return seal(store, taken, state.segments.next_number, snapshot_name, ([broker], image.sequence))
+
+
 # On the loop
 
 
