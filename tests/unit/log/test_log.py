@@ -20,7 +20,7 @@ from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.testing.loop import SimulatedClock
 from polywire.types import Level
-from tests.unit.log.rig import SMALL, Rig, batch_of, expecting, records_of
+from tests.unit.log.rig import SMALL, Memory, Rig, batch_of, expecting, records_of
 
 QUIET = replace(SMALL, sync_interval_ms=600_000)
 FAR = 2**62
@@ -299,6 +299,29 @@ def test_publish_numbers_in_token_order(tmp_path: Path) -> None:
     assert rig.read(two) == [b"o3"]
     with pytest.raises(Missing):
         rig.log.staged_partitions([TOKEN])
+    rig.log.close()
+
+
+@pytest.mark.parametrize("number", [10, 11])
+def test_a_start_after_a_kill_replays_a_limited_number_of_changes(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polywire.log.log.CHANGES_MAX", 10)
+    rig = Rig(tmp_path)
+    changes = [b"%d" % change for change in range(number)]
+    for change in changes:
+        rig.change(change)
+        rig.log._expire()
+    rig.settle()
+    rig.change(b"last")
+    rig.settle()
+    rig.kill()
+    replayed: list[bytes] = []
+    apply = Memory.apply
+    monkeypatch.setattr(Memory, "apply", lambda self, change: (replayed.append(change), apply(self, change)))
+    rig.open()
+    assert rig.memory.changes == [*changes, b"last"]
+    assert replayed == ([b"last"] if number > 10 else rig.memory.changes)
     rig.log.close()
 
 
