@@ -42,6 +42,9 @@ PRELOADED: Final = (
     "polywire.cli.link",
     "polywire.cli.cluster",
     "polywire.cli.doctor",
+    "polywire.cluster.opening",  # a broker with a bucket imports these three
+    "polywire.server.processes",
+    "polywire.server.standby",
     "rich.console",
     "uvloop",
 )
