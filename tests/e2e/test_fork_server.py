@@ -65,7 +65,7 @@ def test_output_exit_code_input_and_directory_are_the_same(words: list[str], typ
 def test_a_broker_has_the_descriptors_and_signals_of_a_started_one(tmp_path: Path) -> None:
     found = []
     for kind in (StartedBroker, BrokerProcess):
-        with kind(tmp_path / "data", wires=["polywire"]) as broker:
+        with kind(tmp_path / "data", "--slot-mib", "17", wires=["polywire"]) as broker:
             opened = [os.readlink(path).split(":")[0] for path in Path(f"/proc/{broker.pid}/fd").iterdir()]
             status = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
             signals = [line for line in status if line.startswith(("SigBlk", "SigIgn", "SigCgt", "Threads"))]

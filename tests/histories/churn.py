@@ -40,6 +40,7 @@ from polywire.types import Level
 from tests.broker_process import BrokerProcess
 
 WIRES: Final = ("cursus", "flux", "iggy", "kafka", "polywire")
+ROUNDS: Final = 200
 VISITORS: Final = 20  # per round, at the same time
 RECORDS: Final = [Record(b"%d" % number * 50, b"key") for number in range(50)]
 SETTLED_S: Final = 120.0  # until deleted data has left the disk
@@ -254,12 +255,13 @@ def summary(churn: Churn) -> Sequence[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.histories.churn")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, help=f"without --seconds, {ROUNDS}")
     parser.add_argument("--seconds", type=float, default=math.inf, help="end after this time, if before the last round")
     parser.add_argument("--restart-rounds", type=int, default=40, help="rounds between two restarts")
     chosen = parser.parse_args()
+    rounds = chosen.rounds or (ROUNDS if chosen.seconds == math.inf else sys.maxsize)
     with TemporaryDirectory() as place:
-        churn = Churn(Path(place), rounds=chosen.rounds, restart_rounds=chosen.restart_rounds, seconds=chosen.seconds)
+        churn = Churn(Path(place), rounds=rounds, restart_rounds=chosen.restart_rounds, seconds=chosen.seconds)
         churn.run()
     for line in summary(churn):
         print(line)

@@ -23,7 +23,7 @@ from tests.hostile.dialogues import DIALOGUES
 from tests.hostile.restarts import KAFKA_HEADER_BYTES, Victim, kafka_batches, resealed, run, stored_batches
 from tests.unit.protocols.kafka.requests import produce_frame
 
-RESTARTS = 2_000
+RESTARTS = 1_000
 SEED = int(os.environ.get("HOSTILE_SEED") or random.randrange(2**32))
 TOKEN = b"0123456789abcdef"
 ODD_BYTES = (0x00, 0x01, 0x7F, 0x80, 0xFF)

@@ -89,7 +89,6 @@ class FileLog:
         self._on_failure: list[Callable[[BrokerError], None]] = []
         self._on_relief: list[Callable[[], None]] = []
         self._broker_state: Encoding | None = None
-        self._changes = 0  # of the broker's state, in the current journal file
         # last journal write that did more than append; a snapshot taken now depends on it
         self._rests_on = self._removed_at = self._marked_synced = sequence
         self._flusher: Syncer = make_syncer(own, self._relieve, self._fail, lambda: self._sealer.sealing)
@@ -202,7 +201,7 @@ class FileLog:
     def change(self, change: bytes, *, level: Level, done: Completion[int] | None) -> None:
         size = ENTRY_BYTES + (len(change) + 7 & ~7)
         self._writer.admit(size, _FOR_CHANGE)
-        self._changes += 1
+        self._journal.changes += 1
         self._writer.add(Entered(CHANGE, change, 0, level, done), size)
 
     def barrier(self, level: Level, done: Completion[int]) -> None:
@@ -245,7 +244,7 @@ class FileLog:
         with prepared(self._state, tokens) as made:
             size = ENTRY_BYTES + (len(change) + 7 & ~7) + made.size
             self._writer.admit(size, Need.CHANGE)
-        self._changes += 1
+        self._journal.changes += 1
         self._writer.add(Publish(made, change, level, done), size, closing=True)
 
     def abandon(self, tokens: Sequence[bytes]) -> None:
@@ -289,7 +288,6 @@ class FileLog:
     def _roll(self) -> None:
         """Continue the journal in the next file, and queue the full one to be written to segments."""
         full = self._journal.roll()
-        self._changes = 0
         current = self._journal.current
         assert current is not None, "there is one now"
         self._state.contents[current.serial] = Contents()
@@ -416,7 +414,7 @@ class FileLog:
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.remove_unneeded_soon()
         self._state.reader.rest()
-        if (self._flusher.is_long or self._changes > CHANGES_MAX) and self._journal.free:
+        if (self._flusher.is_long or self._journal.changes > CHANGES_MAX) and self._journal.free:
             self.write()
             self._roll()
         if self.congested and not self._sealer.waiting:

@@ -249,6 +249,7 @@ class FileJournal(BareJournal):
         free: files without needed data.
         current: file being written.
         position: end of the written bytes in the current file.
+        changes: number of changes of the broker's state in the current file.
         seed: secret that every checksum of the journal covers. Set by ``open_all``.
     """
 
@@ -263,6 +264,7 @@ class FileJournal(BareJournal):
         self._planned = 0
         """Highest number of a journal file that is being created."""
         self.is_closed = False
+        self.changes = 0
         self.slots: Final[dict[int, Slot]] = {}
         """Journal files with needed data, by serial."""
         self.views: Final[dict[int, Buffer]] = {}
@@ -409,7 +411,7 @@ class FileJournal(BareJournal):
         full = self.current
         slot = self.free.popleft()
         self._use(slot)
-        self.current, self.position = slot, 0
+        self.current, self.position, self.changes = slot, 0, 0
         return full
 
     def continue_in(self, slot: Slot, position: int) -> None:
