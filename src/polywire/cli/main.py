@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 
-from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from polywire.build_info import VERSION
 from polywire.cli.contexts import apply, without_option
@@ -249,6 +250,9 @@ def _in_context(words: Sequence[str]) -> Sequence[str]:
 def _usage_error(error: CycloptsError) -> str:
     """Return the message for a usage error, with positional arguments named as in the help."""
     match error:
+        case UnknownCommandError(app=of, unused_tokens=[unknown, *_]) if of is app:  # its own text loads all commands
+            similar = get_close_matches(unknown, NOUNS, n=1)
+            return f"unknown command {unknown!r}." + (f" Did you mean {similar[0]!r}?" if similar else "")
         case UnusedCliTokensError(unused_tokens=[unused, *_]):
             return f"unexpected argument {unused!r}."
         case MissingArgumentError(argument=argument) if (

@@ -86,6 +86,16 @@ def test_a_module_that_starts_quickly_loads_nothing_heavy(module: str, heavy: st
     assert loaded.stdout.split() == []
 
 
+@pytest.mark.parametrize(("word", "hint"), [("topics", " Did you mean 'topic'?"), ("frobnicate", "")])
+def test_an_unknown_command_is_refused_without_loading_the_others(word: str, hint: str) -> None:
+    program = (
+        "import sys; from polywire.cli.main import run; print(run(sys.argv[1:]), 'polywire.cli.serve' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"
+    assert done.stderr == f"error: unknown command {word!r}.{hint} (see --help)\n"
+
+
 def test_a_start_generates_the_code_of_few_classes() -> None:
     """A frozen dataclass takes forty times as long to create as a msgspec.Struct."""
     program = (
