@@ -48,9 +48,10 @@ from polywire.types import Buffer, Level
 # space for listing segments in the journal: up to a page of padding, and a page for the journal write
 NAMING_BYTES: Final = 2 * PAGE_BYTES
 SEALED_SHARE: Final = 1 / 16  # of a journal file: a clean stop seals more than this, which is replayed in some 0.1 s
-CHANGES_MAX: Final = (
-    20_000  # in a journal file, which is then sealed early: a start after a kill replays them in some 0.4 s
-)
+# A journal file with more changes of the broker's state is sealed early, because a start after a kill replays them in some
+# 0.4 s. With a large state it may have more: one for so many bytes of a snapshot, which takes as long to encode.
+CHANGES_MAX: Final = 20_000
+CHANGE_BYTES: Final = 64
 EXPIRY_SECONDS: Final = 5.0
 _FOR_CHANGE: Final = Need.CHANGE  # read for every change; a module constant is ten times as fast as an attribute
 TOKENS_EXPIRED_MAX: Final = 1000  # maximum number of tokens that expire in one write batch
@@ -414,7 +415,8 @@ class FileLog:
             self.abandon(self._state.staging.expired()[:TOKENS_EXPIRED_MAX])
         self._sealer.remove_unneeded_soon()
         self._state.reader.rest()
-        if (self._flusher.is_long or self._journal.changes > CHANGES_MAX) and self._journal.free:
+        changes_max = max(CHANGES_MAX, self._sealer.state_bytes // CHANGE_BYTES)
+        if (self._flusher.is_long or self._journal.changes > changes_max) and self._journal.free:
             self.write()
             self._roll()
         if self.congested and not self._sealer.waiting:

@@ -318,10 +318,31 @@ def test_a_start_after_a_kill_replays_a_limited_number_of_changes(
     rig.kill()
     replayed: list[bytes] = []
     apply = Memory.apply
-    monkeypatch.setattr(Memory, "apply", lambda self, change: (replayed.append(change), apply(self, change)))
+
+    def recorded(memory: Memory, change: bytes) -> None:
+        replayed.append(change)
+        apply(memory, change)
+
+    monkeypatch.setattr(Memory, "apply", recorded)
     rig.open()
     assert rig.memory.changes == [*changes, b"last"]
     assert replayed == ([b"last"] if number > 10 else rig.memory.changes)
+    rig.log.close()
+
+
+def test_a_large_state_is_not_encoded_after_few_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polywire.log.log.CHANGES_MAX", 3)
+    rig = Rig(tmp_path)
+    rig.memory.apply(bytes(64 * 9))
+    sealed = []
+    for number in range(25):
+        rig.change(b"x")
+        current = rig.log._journal.current
+        rig.log._expire()
+        rig.settle()
+        if rig.log._journal.current is not current:
+            sealed.append(number + 1)
+    assert sealed == [4, 14, 24], "the state has nine times the bytes of a change"
     rig.log.close()
 
 

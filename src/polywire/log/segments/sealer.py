@@ -157,6 +157,8 @@ class Sealer:
         self._unread = 0
         """Number of failed attempts to seal the current journal file because data could not be read."""
         self.sealing = False
+        self.state_bytes = 0
+        """Size of the broker's state in the last snapshot."""
         self.sealed = 0
         self.named = 0
 
@@ -189,6 +191,7 @@ class Sealer:
         self._in_slices(state.encode_rest(), partial(self._seal, full, state, max(rests_on, full.image.sequence)))
 
     def _seal(self, full: _Full, state: Encoding, broker_sequence: int) -> None:
+        self.state_bytes = sum(map(len, state.pieces))
         contents = {full.slot.serial: self._state.contents[full.slot.serial]}
         strict = self._unread < UNREAD_MAX
         taken = collect_slots(self._state, contents, self._journal.views, full.image, strict=strict)
