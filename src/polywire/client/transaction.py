@@ -336,9 +336,8 @@ class Transaction:
         stages, pause_s = 0, PAUSE_MIN_S
         while True:
             groups = [] if self._consumer is None else await self._consumer._offsets_to_commit()
-            tokens = [secrets.token_bytes(TOKEN_BYTES) for _ in self._batches]
             try:
-                await self._stage(tokens)
+                tokens = await self._stage()
                 if tokens or groups:
                     await self._publish(tokens, groups)
                 return groups
@@ -354,29 +353,35 @@ class Transaction:
                 else:
                     raise
 
-    async def _stage(self, tokens: Sequence[bytes]) -> None:
+    async def _stage(self) -> list[bytes]:
+        """Stage all batches and return their tokens."""
         slots = asyncio.Semaphore(STAGES_AT_ONCE)
-        work = [self._stage_one(token, batch, slots) for token, batch in zip(tokens, self._batches, strict=True)]
-        failures = [result for result in await asyncio.gather(*work, return_exceptions=True) if result is not None]
-        if failures:
-            raise failures[0]
+        work = [self._stage_one(batch, slots) for batch in self._batches]
+        results = await asyncio.gather(*work, return_exceptions=True)  # waits for all, also if one fails
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return [token for token in results if isinstance(token, bytes)]
 
-    async def _stage_one(self, token: bytes, batch: _Batch, slots: asyncio.Semaphore) -> None:
+    async def _stage_one(self, batch: _Batch, slots: asyncio.Semaphore) -> bytes:
         # The publish syncs the batch. If a crash loses it before, the publish fails, and the batch is staged again.
         encoded, write = batch.encoded(), (self._id.name, self._id.number)
 
-        async def stage(wire: WireClient) -> None:
+        async def stage(wire: WireClient) -> bytes:
+            # A request without a response may have been executed, so its token is not used again. The broker drops its batch.
+            token = secrets.token_bytes(TOKEN_BYTES)
             await _polywire(wire).stage(token, batch.topic, batch.partition, encoded, level=Level.MEMORY, write=write)
+            return token
 
         async with slots:
             try:
-                await self._link.read(stage)
+                return await self._link.read(stage)
             except Missing as error:
                 if error.code is not ErrorCode.TOPIC_MISSING or not self._create:
                     raise
                 with suppress(Conflict):  # another client creates it at the same time
                     await self._link.once(lambda wire: _polywire(wire).create_topic(batch.topic))
-                await self._link.read(stage)
+                return await self._link.read(stage)
 
     async def _publish(self, tokens: Sequence[bytes], groups: Sequence[GroupOffsets]) -> None:
         number, epoch = self._id.number, self._id.epoch

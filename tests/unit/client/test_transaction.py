@@ -168,6 +168,22 @@ def test_a_commit_without_a_response_is_repeated_and_executed_once(
 
 
 @pytest.mark.parametrize("executes", [True, False])
+def test_records_that_were_sent_again_without_a_response_are_stored_once(
+    play: Play, monkeypatch: pytest.MonkeyPatch, executes: bool
+) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("out", 2)
+        attempts = lose(monkeypatch, "stage", 3, executes=executes)
+        async with client.transaction("t") as transaction:
+            await transaction.send_many("out", ["a", "b"], partition=0)
+            await transaction.send("out", "c", partition=1)
+        assert attempts() == 5
+        assert await texts(client, "out") == ["a", "b", "c"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("executes", [True, False])
 def test_the_next_transaction_finds_out_an_unknown_outcome(
     play: Play, monkeypatch: pytest.MonkeyPatch, executes: bool
 ) -> None:
