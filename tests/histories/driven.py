@@ -1,7 +1,8 @@
-"""Unmodified Kafka clients in separate processes: transactional copies, committed readers, idempotent producers.
+"""Clients in separate processes: transactional copies, committed readers, idempotent producers.
 
-``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has confluent-kafka, kafka-python and aiokafka, and
-``POLYWIRE_KAFKA_JAVA`` a class path with Kafka's own client (spec: kafka#clients-to-test-with).
+They are this project's own, and unmodified ones of Kafka. ``POLYWIRE_KAFKA_CLIENTS`` names an interpreter that has
+confluent-kafka, kafka-python and aiokafka, and ``POLYWIRE_KAFKA_JAVA`` a class path with Kafka's own client
+(spec: kafka#clients-to-test-with).
 
 As in ``clients``; a client that is killed or ends is restarted.
 """
@@ -14,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -43,6 +45,7 @@ JAVA_DRIVER: Final = Path(__file__).with_name("Transactions.java")
 JAVA: Final = "java"
 COMPILED: Final = Path("build/histories/java")
 JAVA_OPTIONS: Final = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+OWN: Final = "polywire"
 PEERS: Final = ("confluent-kafka", "kafka-python", "aiokafka")
 LINE_BYTES_MAX: Final = 1 << 24
 END_S: Final = 20.0
@@ -51,7 +54,7 @@ SILENT_S: Final = 40.0  # longer than its requests may take
 
 def drivers() -> Mapping[str, Sequence[str]]:
     """Return the command line of each client's driver, by the client's name, for the clients that are here."""
-    found: dict[str, Sequence[str]] = {}
+    found: dict[str, Sequence[str]] = {OWN: (sys.executable, str(DRIVER), OWN)}
     interpreter, classes = os.environ.get("POLYWIRE_KAFKA_CLIENTS", ""), os.environ.get("POLYWIRE_KAFKA_JAVA", "")
     if Path(interpreter).is_file():
         found |= {peer: (interpreter, str(DRIVER), peer) for peer in PEERS}
@@ -105,7 +108,7 @@ class Driven:
     async def run(self) -> None:
         """Work until ``running`` is cleared."""
         while self.running:
-            address = self._url("kafka").partition("://")[2]
+            address = self._url(OWN) if self.peer == OWN else self._url("kafka").partition("://")[2]
             what, *words = self.words(next(self._lives))
             command = [*self._program, what, address, *words]
             self._process = await asyncio.create_subprocess_exec(

@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100, help="number of kills")
     given = parser.parse_args()
     part = PART if given.ledger else min(given.count, PART)
-    libraries = ", ".join(drivers()) or "none of other projects"
+    libraries = ", ".join(drivers())
     histories = Histories(
         Command(f"tests.histories.transactions --count {part}", libraries),
         lambda folder, seed, _: run(folder, seed=seed, kills=part),
