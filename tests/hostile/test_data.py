@@ -248,7 +248,7 @@ class Hostile:
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hostile]:
     data_dir = tmp_path_factory.mktemp("hostile") / "data"
-    with BrokerProcess(data_dir, wires=("polywire", "http")) as broker:
+    with BrokerProcess(data_dir, "--slot-mib", "64", wires=("polywire", "http")) as broker:
         found = Hostile(broker)
         found.fill()
         yield found
