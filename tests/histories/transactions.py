@@ -3,7 +3,8 @@
 ``python -m tests.histories.transactions --count 100 --seed 7``. Each client has a transactional id, writes to several
 partitions, and commits the offsets of what it read. They are librdkafka (confluent-kafka), kafka-python and aiokafka
 where ``POLYWIRE_KAFKA_CLIENTS`` is given, Kafka's own client where ``POLYWIRE_KAFKA_JAVA`` is, and always
-``polywire.Client`` and one over this project's codec of Kafka. The broker is killed with ``kill -9`` while one of them has an open transaction or commits it.
+``polywire.Client`` and one over this project's codec of Kafka. The broker is killed with ``kill -9`` while one of them
+has an open transaction or commits it.
 
 The report counts the kills at which a transaction was open, by client.
 """
