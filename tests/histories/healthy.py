@@ -20,11 +20,11 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from polywire.client.connect import connect
+from polywire.testing import SLOT_MIB
 from tests.broker_process import BrokerProcess
 from tests.histories.clients import read_everything
 from tests.histories.driven import Copier
 from tests.histories.history import History, Outcome, Produce
-from tests.histories.nemesis import SLOT_MIB
 from tests.histories.outside import judge_everything, judges
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import (

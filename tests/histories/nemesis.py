@@ -25,7 +25,6 @@ from tests.histories.driven import Driven
 from tests.histories.history import Fault, History
 
 DISK_MIB: Final = 448  # a broker keeps 256 MiB free, and creates two slots at its start
-SLOT_MIB: Final = 17
 LEFT_BYTES: Final = 64 * 1024
 MEMORY_LEFT_BYTES: Final = 1 << 20
 PAUSES_S: Final = (0.1, 1.5)

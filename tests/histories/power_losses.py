@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
+from polywire.testing import SLOT_MIB
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 from tests.histories.checkers import (
@@ -30,7 +31,6 @@ from tests.histories.checkers import (
 from tests.histories.clients import Producer, Url, read_everything
 from tests.histories.durable_disk import DURABLE, IMPATIENT, lose_power, remember
 from tests.histories.history import POWER_LOSS, Fault, History
-from tests.histories.nemesis import SLOT_MIB
 from tests.histories.outside import judge_everything
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import (

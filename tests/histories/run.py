@@ -17,6 +17,7 @@ from typing import Final
 
 from polywire.client.connect import connect
 from polywire.errors import BrokerError
+from polywire.testing import SLOT_MIB
 from polywire.types import Level
 from tests import fork_server
 from tests.broker_process import BrokerProcess, child_environment
@@ -34,7 +35,7 @@ from tests.histories.clocks import SkewedClock
 from tests.histories.driven import PEERS, CommittedReader, Copier, Driven, Once, drivers
 from tests.histories.history import History
 from tests.histories.kafka_clients import IdempotentKafkaProducer, KafkaClient, Transformer
-from tests.histories.nemesis import SLOT_MIB, Nemesis, SmallDisk
+from tests.histories.nemesis import Nemesis, SmallDisk
 
 TOPIC: Final = "shared"
 ONCE: Final = "once"

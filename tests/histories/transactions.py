@@ -20,13 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from polywire.testing import SLOT_MIB
 from polywire.types import Level
 from tests.broker_process import BrokerProcess
 from tests.histories.clients import Producer, Reader, read_everything
 from tests.histories.driven import Copier, Driven, drivers
 from tests.histories.history import Fault, History, Outcome, Transaction
 from tests.histories.kafka_clients import Transformer
-from tests.histories.nemesis import SLOT_MIB
 from tests.histories.repeat import Histories, parser_of, repeat
 from tests.histories.run import COPY, PARTITIONS, TOPIC, check_data, copiers, create, working
 from tests.ledger import Command

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 
 from cyclopts import App, CycloptsError, MissingArgumentError, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from polywire.build_info import VERSION
+from polywire.choices import unknown
 from polywire.cli.contexts import apply, without_option
 from polywire.cli.output import Failed, note
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, HELP_FORMAT, examples
@@ -250,9 +250,8 @@ def _in_context(words: Sequence[str]) -> Sequence[str]:
 def _usage_error(error: CycloptsError) -> str:
     """Return the message for a usage error, with positional arguments named as in the help."""
     match error:
-        case UnknownCommandError(app=of, unused_tokens=[unknown, *_]) if of is app:  # its own text loads all commands
-            similar = get_close_matches(unknown, NOUNS, n=1)
-            return f"unknown command {unknown!r}." + (f" Did you mean {similar[0]!r}?" if similar else "")
+        case UnknownCommandError(app=of, unused_tokens=[word, *_]) if of is app:  # its own text loads all commands
+            return unknown("command", word, _subcommands(app)).message
         case UnusedCliTokensError(unused_tokens=[unused, *_]):
             return f"unexpected argument {unused!r}."
         case MissingArgumentError(argument=argument) if (

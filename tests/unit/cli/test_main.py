@@ -15,8 +15,9 @@ from cyclopts import App
 
 from polywire.__main__ import main
 from polywire.build_info import VERSION
+from polywire.choices import listed
 from polywire.cli.connection import CONNECT_VARIABLE
-from polywire.cli.main import POSIX_MODULES, app, run
+from polywire.cli.main import NOUNS, POSIX_MODULES, app, run
 from polywire.cli.serve import Durability, Wires
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from polywire.protocols.cursus.compression import algorithm
@@ -86,14 +87,18 @@ def test_a_module_that_starts_quickly_loads_nothing_heavy(module: str, heavy: st
     assert loaded.stdout.split() == []
 
 
-@pytest.mark.parametrize(("word", "hint"), [("topics", " Did you mean 'topic'?"), ("frobnicate", "")])
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [("topics", ", did you mean 'topic'?"), ("completio", ", did you mean 'completion'?"), ("frobnicate", "")],
+)
 def test_an_unknown_command_is_refused_without_loading_the_others(word: str, hint: str) -> None:
     program = (
         "import sys; from polywire.cli.main import run; print(run(sys.argv[1:]), 'polywire.cli.serve' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program, word], capture_output=True, text=True, check=True)
     assert done.stdout == "2 False\n"
-    assert done.stderr == f"error: unknown command {word!r}.{hint} (see --help)\n"
+    known = listed([*NOUNS, "completion"])
+    assert done.stderr == f"error: no such command{hint} command={word!r} known={known} (see --help)\n"
 
 
 def test_a_start_generates_the_code_of_few_classes() -> None:
