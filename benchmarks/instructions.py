@@ -17,6 +17,7 @@ without valgrind.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -45,6 +46,9 @@ from benchmarks import (
     polywire_load,
 )
 from benchmarks.measure import console, machine
+from benchmarks.peers import ours
+from benchmarks.peers.peer import Peer
+from benchmarks.peers.workloads import follow
 from polywire.build_info import compiled_from
 from polywire.testing.process import WIRES, lasting_port
 
@@ -61,6 +65,13 @@ BUILT_FROM: Final = ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE"
 MADE_IN: Final = Path("build") / "lib"  # where modules are linked before they are copied next to their sources
 
 Addresses = Mapping[str, tuple[str, int]]
+
+FOLLOWED: Final[Mapping[str, Peer]] = {
+    "polywire": ours.Polywire(),
+    "kafka": ours.PolywireKafka(),
+    "cursus": ours.PolywireCursus(),
+}
+"""The protocols in which a consumer waits for records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ def workloads() -> Iterator[Workload]:
                 partial(_lone, wire, topic, connections),
                 quick=True,
             )
+    for wire, peer in FOLLOWED.items():
+        yield Workload(f"{wire}-follow", 400, _nothing, partial(_follow, wire, peer, itertools.count()), quick=True)
     yield Workload("flux-pipelined", 5_000, _nothing, _flux_pipelined, quick=True)
     yield Workload("polywire-produce", 100, partial(_create, topic="bulk"), _polywire_produce, quick=True)
     yield Workload("polywire-ten", 2_000, partial(_create, topic="ten"), _polywire_ten, quick=True)
@@ -109,6 +122,14 @@ def _create(at: Addresses, topic: str) -> None:
 
 def _lone(wire: str, topic: str, connections: int, at: Addresses, count: int) -> None:
     lone_requests.rate(at[wire], wire, topic, connections=connections, requests=count)
+
+
+def _follow(wire: str, peer: Peer, numbers: Iterator[int], at: Addresses, count: int) -> None:
+    host, port = at["polywire"]
+    ours.URLS[at[wire]] = f"polywire://{host}:{port}"
+    topic = f"follow-{wire}-{next(numbers)}"
+    peer.create(at[wire], topic)
+    follow(peer, at[wire], topic, count)
 
 
 def _flux_pipelined(at: Addresses, count: int) -> None:

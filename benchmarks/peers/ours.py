@@ -26,11 +26,11 @@ FETCH_WAIT_MS: Final = 10_000
 def _broker(place: Path, wire: str) -> Iterator[Server]:
     wires = tuple(dict.fromkeys((wire, "polywire")))
     with BrokerProcess(place / "data", wires=wires) as broker:
-        _urls[broker.addresses[wire]] = broker.url()
+        URLS[broker.addresses[wire]] = broker.url()
         yield Server(broker.addresses[wire], broker.pid)
 
 
-_urls: Final[dict[Address, str]] = {}
+URLS: Final[dict[Address, str]] = {}
 """The administration URL of a broker, by its address."""
 
 
@@ -47,7 +47,7 @@ class OwnWire:
 
     def create(self, address: Address, topic: str) -> None:
         """See Peer."""
-        with closing(bulk.connect(_urls[address])) as connection:
+        with closing(bulk.connect(URLS[address])) as connection:
             connection.create_topic(topic, 1)
 
     def producer(self, address: Address, topic: str) -> socket.socket:
@@ -97,7 +97,7 @@ class Polywire(OwnWire):
     def follow(self, address: Address, topic: str) -> tuple[socket.socket, PolywireFetcher]:
         """See Peer."""
         peer = self.producer(address, topic)
-        with closing(bulk.connect(_urls[address])) as connection:
+        with closing(bulk.connect(URLS[address])) as connection:
             incarnation = connection.bounds([topic])[0].incarnation
         fetcher = PolywireFetcher(topic, incarnation)
         peer.sendall(fetcher.request())

@@ -163,6 +163,25 @@ def end_to_end_us(peer: Peer, server: Server, topic: str, seconds: float) -> tup
     return half, most
 
 
+def follow(peer: Peer, address: Address, topic: str, records: int) -> None:
+    """Send one record after the other to an empty topic, each when a follower has received the last one."""
+    buffer = memoryview(bytearray(RECEIVE_BYTES))
+    with ExitStack() as stack:
+        (one,) = _producers(stack, peer, address, topic, 1)
+        connection, follower = peer.follow(address, topic)
+        stack.enter_context(closing(connection))
+        connection.settimeout(ANSWER_S)
+        for _ in range(records):
+            one.ask()
+            one.wait()
+            arrived = 0
+            while not arrived:
+                taken = follower.take(_some(connection, buffer))
+                arrived = taken.records
+                if taken.answer:
+                    connection.sendall(taken.answer)
+
+
 def idle_kib(peer: Peer, server: Server, topic: str) -> Round:
     """Return KiB of the server's memory per connection that has produced one record and is idle."""
     before = server.resident_bytes()
