@@ -55,7 +55,7 @@ def _uncommitted(patch: pytest.MonkeyPatch) -> None:
     module = _uncompiled()
 
     def make_pass(driver: Any, looks: int) -> bool:
-        driver._hub.ingest.hold()
+        driver._hub.ingest.hold(True)
         for fd, events in driver.epoll.poll(0, module.READY_MAX):
             driver._serve(fd, events)
         return True

@@ -5,6 +5,8 @@
 * The first and next offset of a partition are returned only when all records between them are synced, so a crash cannot
   lose these records (concepts: durability#what-a-crash-may-take).
 * Producer ids are never reused.
+
+This module is compiled.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
 
+import cython
 import msgspec
 
 from polywire.broker.changes import ProducerState
@@ -316,6 +319,10 @@ class RecordVerbs(Protocol):
         producer, Busy(BUSY, DISK_FULL).
         """
         self.appended += 1
+        length: cython.longlong
+        columns: cython.longlong
+        producer_epoch: cython.longlong
+        body_bytes: cython.longlong
         length, _, columns, producer_epoch, body_bytes = admission_fields(batch)
         if (
             (producer_epoch >= 0 and columns & PRODUCER_BIT)

@@ -435,7 +435,8 @@ class WriteBatchVerbs(Protocol):
 
     Attributes:
         pressure: has the current value of ``congested``.
-        hold: stop the log from writing automatically after further appends. The caller must call ``commit`` soon.
+        hold: with True, stop the log from writing automatically after further appends. The caller must call it with
+            False, and then ``commit``, soon.
         commit: write the pending appends and changes to the journal now, and call the callbacks that need no sync.
     """
 
@@ -444,7 +445,7 @@ class WriteBatchVerbs(Protocol):
     _log: Log
     _state: State
     pressure: Pressure
-    hold: Callable[[], None]  # attributes instead of methods, because every request calls them
+    hold: Callable[[bool], None]  # attributes instead of methods, because every request calls them
     commit: Callable[[], None]
 
     def settle(self, level: Level, done: Completion[int]) -> None:

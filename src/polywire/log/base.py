@@ -410,8 +410,10 @@ class WriteBatch(Protocol):
     def uncommitted(self) -> bool:
         """Whether something was added since the last commit."""
 
-    def hold(self) -> None:
-        """Do not schedule commits for further appends and changes. The caller must call ``commit`` soon."""
+    def hold(self, holding: bool, /) -> None:
+        """While ``holding``, do not schedule commits for further appends and changes. The caller must call ``hold``
+        with False and then ``commit`` soon.
+        """
 
     def write(self) -> None:
         """Write all collected appends and changes to the journal now. Their completions are called later."""

@@ -131,8 +131,8 @@ class Ingest(Protocol):
     def on_relief(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once, on the loop, when ``congested`` becomes false."""
 
-    def hold(self) -> None:
-        """Do not commit automatically. The caller must call ``commit`` soon."""
+    def hold(self, holding: bool, /) -> None:
+        """While ``holding``, do not commit automatically. The caller must end it and call ``commit`` soon."""
 
     def commit(self) -> None:
         """Write all accepted batches to the log now."""

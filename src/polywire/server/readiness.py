@@ -391,7 +391,7 @@ class ReadinessDriver:
         i: cython.int
         if count <= 0:
             return False
-        hub.ingest.hold()
+        hub.ingest.hold(True)
         try:
             for i in range(count):
                 if cython.compiled and self._fd >= 0:
@@ -401,6 +401,7 @@ class ReadinessDriver:
                     fd, events = self._listed[i]
                     self._serve(fd, events)
         finally:
+            hub.ingest.hold(False)
             hub.commit()  # always: while commits are on hold, no other code commits
         if hub.idle is not None:
             hub.idle.bytes_arrived()

@@ -524,7 +524,7 @@ class MemoryLog:
     def uncommitted(self) -> bool:
         return bool(self._write_batch)
 
-    def hold(self) -> None:
+    def hold(self, holding: bool, /) -> None:
         """Do nothing, because scheduled commits can stay."""
 
     def write(self) -> None:

@@ -196,17 +196,23 @@ def test_holding_the_log_suppresses_the_scheduled_commit(tmp_path: Path) -> None
     rig = Rig(tmp_path)
     partition = rig.log.open_partition(1)
     rig.settle()
-    rig.log.hold()
+    rig.log.hold(True)
     reported = rig.append(partition, [b"held"])
     rig.loop.run_pass()
     assert rig.log.uncommitted
     rig.log.commit()
     assert reported == [0]
+    reported = rig.append(partition, [b"still held"])
+    rig.loop.run_pass()
+    assert not reported, "a commit does not end it"
+    rig.log.hold(False)
+    rig.log.commit()
+    assert reported == [1]
     reported = rig.append(partition, [b"behind it"])
     rig.loop.run_pass()
-    assert reported == [1], "the log is not held any more"
+    assert reported == [2], "the log is not held any more"
     reported = rig.append(partition, [b"before it is held"])
-    rig.log.hold()
+    rig.log.hold(True)
     rig.loop.run_pass()
-    assert reported == [2], "a commit that is scheduled already stays"
+    assert reported == [3], "a commit that is scheduled already stays"
     rig.log.close()

@@ -203,11 +203,10 @@ class Place:
     def on_relief(self, callback: Callable[[], None]) -> None:
         self.relief.append(callback)
 
-    def hold(self) -> None:
-        self.is_held = True
+    def hold(self, holding: bool, /) -> None:
+        self.is_held = holding
 
     def commit(self) -> None:
-        self.is_held = False
         self.commits += 1
         self.viewed = False
 

@@ -24,9 +24,7 @@ from polywire.log.journal.group import ENTRY_BYTES, GROUP_HEADER_BYTES
 from polywire.log.journal.slots import FileJournal
 from polywire.log.journal.syncer import Syncer
 from polywire.log.journal.write_batch import Step
-from polywire.log.partition.partition import FilePartition
 from polywire.log.settings import MERGE_SLACK_BYTES, PAGE_BYTES, LogSettings
-from polywire.log.waits import Waits
 from polywire.log.worker import storage_failed
 from polywire.types import Buffer, Level
 
@@ -35,11 +33,15 @@ if cython.compiled:
     from cython.cimports.polywire.log.journal.bare_journal import BareJournal
     from cython.cimports.polywire.log.journal.group import GroupHead
     from cython.cimports.polywire.log.journal.write_batch import Appends, Draft, WriteBatch
+    from cython.cimports.polywire.log.partition.partition import FilePartition
+    from cython.cimports.polywire.log.waits import Waits
 else:
     from polywire.log.callbacks import Notifications
     from polywire.log.journal.bare_journal import BareJournal
     from polywire.log.journal.group import GroupHead
     from polywire.log.journal.write_batch import Appends, Draft, WriteBatch
+    from polywire.log.partition.partition import FilePartition
+    from polywire.log.waits import Waits
 
 BUSY_RETRY_MS: Final = 50  # sealing a journal file takes about this long
 
@@ -130,7 +132,7 @@ class GroupWriter:
         self._kept_bytes = settings.kept_bytes
         # capacities while another journal file is free
         self._plenty = (settings.group_limit - GROUP_HEADER_BYTES,) * 3
-        # ``_scheduled``: a commit is scheduled, or the caller of ``hold`` has promised one (``_held``)
+        # ``_scheduled``: a commit is scheduled, or the caller of ``hold`` will make one (``_held``)
         self._scheduled = self._held = False
         self.sequence, self.checksum = sequence, checksum
         self.write_batch, self.writing = WriteBatch(), None
@@ -143,20 +145,21 @@ class GroupWriter:
         write_batch: WriteBatch = self.write_batch
         size: cython.Py_ssize_t = len(batch) + _ENTRY_BYTES
         assert isinstance(partition, FilePartition), "a partition of this log"
-        pending = partition.pending
+        target: FilePartition = partition
+        pending = target.pending
         if pending is not None and len(pending) == 1:
             size += _MERGE_SLACK_BYTES
-        if write_batch.size + size > self._capacity or partition.ended:
+        if write_batch.size + size > self._capacity or target.ended:
             self.allocate(size, Need.DATA)
-            if partition.ended:
-                raise Missing(ErrorCode.PARTITION_MISSING, f"partition was dropped incarnation={partition.incarnation}")
-            write_batch, pending = self.write_batch, partition.pending
+            if target.ended:
+                raise Missing(ErrorCode.PARTITION_MISSING, f"partition was dropped incarnation={target.incarnation}")
+            write_batch, pending = self.write_batch, target.pending
         write_batch.size += size
         if pending is None:
-            step: Appends = Appends(partition)
-            partition.pending = pending = step.items
+            step: Appends = Appends(target)
+            target.pending = pending = step.items
             write_batch.steps.append(step)
-            write_batch.open.append(partition)
+            write_batch.open.append(target)
         pending.append((batch, level, done))
         if not self._scheduled:
             self._schedule()
@@ -252,14 +255,15 @@ class GroupWriter:
     def uncommitted(self) -> bool:
         return bool(self.write_batch.steps)
 
-    def hold(self) -> None:
-        self._held = not self._scheduled
-        self._scheduled = True
+    def hold(self, holding: cython.bint, /) -> None:
+        if holding:
+            self._held = not self._scheduled
+            self._scheduled = True
+        elif self._held:
+            self._held = self._scheduled = False
 
     @cython.ccall
     def commit(self) -> None:
-        if self._held:
-            self._held = self._scheduled = False
         if self.write_batch.steps and self.failure is None:
             self._write()
         if self._notifications.waiting:

@@ -1,6 +1,7 @@
 # C declarations of write_batch.py for the other compiled modules.
 
 from polywire.log.journal.group cimport GroupHead
+from polywire.log.partition.partition cimport FilePartition
 
 
 cdef class Draft:
@@ -22,14 +23,14 @@ cdef class Draft:
     cpdef object begin(self, long long now_us)
     cpdef object notify(self, object level, object done, object result)
     cdef object notify_all(self, object owners, object counts, long long offset)
-    cdef long long number(self, object partition, object batch) except? -1
+    cdef long long number(self, FilePartition partition, object batch) except? -1
     cpdef object settle(self, object contents, long long serial, long long start)
 
 
 cdef class Appends:
     cdef list _entries
     cdef public list items
-    cdef public object partition
+    cdef public FilePartition partition
 
     cpdef object prepare(self)
     cpdef object enter(self, Draft draft)

@@ -18,7 +18,7 @@ from polywire.log.journal.group import EntryKind
 from polywire.log.journal.merging import answer, merged
 from polywire.log.journal.publishing import FilePublication
 from polywire.log.journal.staging import StagedBatch
-from polywire.log.partition.partition import Append, FilePartition
+from polywire.log.partition.partition import Append
 from polywire.log.settings import MERGE_SLACK_BYTES
 from polywire.log.state import Contents, LogState
 from polywire.records.columns import HEADER_BYTES
@@ -26,9 +26,11 @@ from polywire.types import Buffer, Level
 
 if cython.compiled:
     from cython.cimports.polywire.log.journal.group import GroupHead
+    from cython.cimports.polywire.log.partition.partition import FilePartition
     from cython.cimports.polywire.log.partition.tail_index import TailIndex
 else:
     from polywire.log.journal.group import GroupHead
+    from polywire.log.partition.partition import FilePartition
     from polywire.log.partition.tail_index import TailIndex
 
 _PADDING: Final = bytes(8)
@@ -194,6 +196,7 @@ class Draft:
         Its entries begin at position ``start`` of the journal file ``serial``.
         """
         touched = contents.partitions
+        partition: FilePartition | None
         for partition, offset, position, length, address, time_us in self.indexed:
             if partition is not None:
                 touched[partition] = None

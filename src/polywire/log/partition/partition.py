@@ -1,6 +1,7 @@
 """One partition of the log: its offsets and epochs, and indexes of its batches in the journal and in segments.
 
-It implements ``log.base.PartitionLog``. It contains only data in memory; the module ``reader`` fetches records.
+It implements ``log.base.PartitionLog``. It contains only data in memory; the module ``reader`` fetches records. This
+module is compiled.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from struct import Struct
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
+
+import cython
 
 from polywire.errors import ErrorCode, Missing
 from polywire.log.base import Completion, Handle, Located, Read
@@ -27,20 +30,6 @@ _ALL: Final = 2**62
 
 Append = tuple[Buffer, Level, Completion[int] | None]
 """Added batch, requested level, and completion."""
-
-
-class Wait(Protocol):
-    """A reader that waits for the record at ``offset``.
-
-    Attributes:
-        is_due: whether the reader must be woken.
-    """
-
-    offset: int
-    is_due: bool
-
-    def wake(self) -> None:
-        """Notify the reader that the record is available or the partition was dropped."""
 
 
 class PartitionReader(Protocol):
@@ -80,6 +69,7 @@ class PartitionReader(Protocol):
     def address_of_offset(self, partition: FilePartition, offset: int, then: Completion[int]) -> int | Handle: ...
 
 
+@cython.cclass
 class FilePartition:
     """Index of one partition's records in segments and in the journal. Implements ``PartitionLog``.
 
@@ -93,31 +83,32 @@ class FilePartition:
         ended: whether the partition was dropped, even if that is not written yet.
     """
 
-    __slots__ = (
-        "_packed_epochs",
-        "_reader",
-        "clean_offset",
-        "compression",
-        "ended",
-        "epoch_numbers",
-        "epoch_offsets",
-        "first_offset",
-        "hides_unsynced",
-        "incarnation",
-        "last_append_time_us",
-        "last_epoch",
-        "next_address",
-        "next_offset",
-        "opened",
-        "pending",
-        "published",
-        "runs",
-        "sealed_bytes",
-        "synced_offset",
-        "tail",
-        "tail_bytes",
-        "wakes",
-    )
+    if not cython.compiled:  # when compiled, partition.pxd declares the fields
+        __slots__ = (
+            "_packed_epochs",
+            "_reader",
+            "clean_offset",
+            "compression",
+            "ended",
+            "epoch_numbers",
+            "epoch_offsets",
+            "first_offset",
+            "hides_unsynced",
+            "incarnation",
+            "last_append_time_us",
+            "last_epoch",
+            "next_address",
+            "next_offset",
+            "opened",
+            "pending",
+            "published",
+            "runs",
+            "sealed_bytes",
+            "synced_offset",
+            "tail",
+            "tail_bytes",
+            "wakes",
+        )
 
     def __init__(self, incarnation: int, reader: PartitionReader, *, hides_unsynced: bool) -> None:
         self._reader = reader
@@ -145,13 +136,18 @@ class FilePartition:
         """Numbers of the published batches in the tail, in order."""
         self.pending: list[Append] | None = None
         """Appends of this partition in the current write batch. None if no more can be added to them."""
-        self.wakes: Final[dict[Wait, None]] = {}
-        """Waiting readers, in order of arrival."""
+        self.wakes: Final[dict[Any, None]] = {}
+        """Waiting readers (``log.waits.Wait``), in order of arrival."""
         self.opened = False
         self.ended = False
 
     @property
     def readable_offset(self) -> int:
+        return self.readable_end()
+
+    @cython.ccall
+    @cython.exceptval(-1, check=True)
+    def readable_end(self) -> cython.longlong:
         return self.synced_offset if self.hides_unsynced else self.next_offset
 
     @property
@@ -173,7 +169,8 @@ class FilePartition:
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        self.check_range(offset)
+        if not self.first_offset <= offset <= self.next_offset:
+            self.check_range(offset)
         return self._reader.read(self, offset, bytes_max, then, offset_end)
 
     def check_range(self, offset: int) -> None:

@@ -4,6 +4,8 @@ Records are read from memory-mapped journal files or from segments. A published 
 its body where it was staged, so the two are joined. If all data is in memory, a read returns at once. Otherwise a
 thread reads the data, and the read's completion is called on the event loop. Returned bytes stay in memory until the
 caller releases them (unpins).
+
+This module is compiled.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
+import cython
+
 from polywire.errors import BrokerError, Corrupt, ErrorCode, Missing, Unavailable
-from polywire.log.base import Completion, Handle, Located, Read
+from polywire.log.base import Completion, Handle, Located, Pin, Read
 from polywire.log.journal.slots import FileJournal, Slot
 from polywire.log.journal.staging import NOWHERE, StagedBatch
 from polywire.log.partition import lookup
 from polywire.log.partition.cold_reads import PIECES_MAX, WINDOW_BYTES, ColdReads, Stop, Window
-from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT, FilePartition
+from polywire.log.partition.partition import PUBLISHED, PUBLISHED_SHIFT
 from polywire.log.segments.damage import BEGINNING, Damage, PiecePosition, read_pieces
 from polywire.log.segments.format import SegmentRun
 from polywire.log.segments.search import NO_END
@@ -31,6 +35,11 @@ from polywire.records.fields import header_fields
 from polywire.store.base import blob_corrupt
 from polywire.store.data_directory import BlobRoot
 from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.log.partition.partition import FilePartition
+else:
+    from polywire.log.partition.partition import FilePartition
 
 # footers fetched at once for retention, so that the reader's thread can also do other work
 FOOTERS_FETCHED_MAX: Final = 16
@@ -95,10 +104,12 @@ class NoPin:
 NO_PIN: Final = NoPin()
 
 
+@cython.cclass
 class SlotsPin:
     """Prevents journal files from being reused until it is released."""
 
-    __slots__ = ("_slots", "_unpinned")
+    if not cython.compiled:  # when compiled, reader.pxd declares the fields
+        __slots__ = ("_slots", "_unpinned")
 
     def __init__(self, slots: list[Slot], unpinned: Callable[[], None]) -> None:
         self._slots = slots
@@ -114,6 +125,7 @@ class SlotsPin:
                 self._unpinned()
 
 
+@cython.cclass
 class Reader:
     """Reads the records of all partitions of one log.
 
@@ -323,6 +335,7 @@ class Reader:
 
     # Reads
 
+    @cython.cfunc
     def _check_open(self) -> None:
         """Raise Unavailable if the log is closed: its connections end a moment later."""
         if self._journal.is_closed:
@@ -332,7 +345,7 @@ class Reader:
         self, partition: FilePartition, offset: int, bytes_max: int, then: Completion[Read], offset_end: int | None
     ) -> Read | Handle:
         """Implements ``PartitionLog.read`` for an offset that was checked."""
-        readable = partition.readable_offset
+        readable = partition.readable_end()
         end = readable if offset_end is None or offset_end > readable else offset_end
         if offset >= end:
             return Read((), offset, readable, NO_PIN)
@@ -346,11 +359,14 @@ class Reader:
                 return waiter
             if stop_warm < stop:
                 stop, size = stop_warm, sum(partition.tail.entry(number)[2] for number in range(start, stop_warm))
-            chunks, slots = self._tail_chunks(partition, start, stop, size)
-            return self._give(chunks, _entry_offset(partition, stop), readable, slots)
+            return self._read_tail(partition, start, stop, size, ())
         return self._read_sealed(partition, offset, bytes_max, end, then)
 
-    def _warm_stop(self, partition: FilePartition, start: int, stop: int) -> int:
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def _warm_stop(
+        self, partition: FilePartition, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
         """Return the first of the tail index entries [start, stop) whose body must be read from disk, or ``stop``."""
         for number in range(start, stop) if partition.published else ():
             _, position, _, serial, _, _ = partition.tail.entry(number)
@@ -401,23 +417,26 @@ class Reader:
         if isinstance(found, Read):
             waiter(found)
 
-    def _give(self, chunks: list[memoryview], next_offset: int, readable: int, slots: list[Slot]) -> Read:
-        pin = SlotsPin(slots, self.unpinned) if slots else NO_PIN
-        return Read(chunks, next_offset, readable, pin)
-
-    def _tail_chunks(
-        self, partition: FilePartition, start: int, stop: int, size: int
-    ) -> tuple[list[memoryview], list[Slot]]:
-        """Return the batches at tail index entries [start, stop), which have ``size`` bytes, and the journal files that
-        hold them.
-        """
-        extents = partition.tail.extents(start, stop)
-        has_published = bool(partition.published) and any(extent[0] == PUBLISHED for extent in extents)
+    @cython.cfunc
+    def _read_tail(
+        self,
+        partition: FilePartition,
+        start: cython.Py_ssize_t,
+        stop: cython.Py_ssize_t,
+        size: cython.longlong,
+        before: Sequence[memoryview],
+    ) -> Read:
+        """Return a read of ``before`` and of the batches at tail index entries [start, stop), which have ``size`` bytes."""
+        next_offset: cython.longlong = _entry_offset(partition, stop)
+        readable: cython.longlong = partition.readable_end()
+        extents: list[tuple[int, int, int]] = partition.tail.extents(start, stop)
+        has_published = bool(partition.published) and PUBLISHED in [extent[0] for extent in extents]
         if not has_published and len(extents) > EXTENTS_MAX and size < len(extents) * EXTENT_BYTES_MIN:
             copied = bytearray(size)
             partition.tail.copy(start, stop, self._journal.views, copied)
-            return [memoryview(copied)], []
-        chunks, slots = [], {}
+            return Read([*before, memoryview(copied)], next_offset, readable, NO_PIN)
+        chunks: list[memoryview] = [*before]
+        slots: dict[int, Slot] = {}
         for serial, position, length in extents:
             if serial == PUBLISHED:
                 chunks.append(memoryview(self.joined(position >> PUBLISHED_SHIFT)))
@@ -425,7 +444,8 @@ class Reader:
             slot = self._journal.slots[serial]
             slots[serial] = slot
             chunks.append(slot.view[position : position + length])
-        return chunks, list(slots.values())
+        pin: Pin = SlotsPin(list(slots.values()), self.unpinned) if slots else NO_PIN
+        return Read(chunks, next_offset, readable, pin)
 
     def _read_sealed(
         self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]
@@ -516,8 +536,7 @@ class Reader:
             self._check_open()
             start, stop, size = partition.tail.take(at, bytes_left, end)
             if stop > start and size <= bytes_left and self._warm_stop(partition, start, stop) == stop:
-                more, slots = self._tail_chunks(partition, start, stop, size)
-                return self._give([*chunks, *more], _entry_offset(partition, stop), partition.readable_offset, slots)
+                return self._read_tail(partition, start, stop, size, chunks)
         return Read(chunks, at, partition.readable_offset, NO_PIN)
 
     def _window_arrived(
@@ -604,7 +623,9 @@ def _released(pin: SlotsPin, then: Completion[int]) -> Completion[int]:
     return completed
 
 
-def _entry_offset(partition: FilePartition, number: int) -> int:
+@cython.cfunc
+@cython.exceptval(-1, check=True)
+def _entry_offset(partition: FilePartition, number: cython.Py_ssize_t) -> cython.longlong:
     """Return the first offset of tail index entry ``number``, or the end of the tail if there is no such entry."""
     return partition.tail.entry(number)[0] if number < len(partition.tail) else partition.next_offset
 

@@ -1,7 +1,7 @@
 """A FETCH request in progress (spec: polywire#bounds-and-fetch).
 
 Stored bytes are sent without a copy. At most one read is in flight. When the fetch ends, it has released all memory and
-cancelled all timers.
+cancelled all timers. This module is compiled.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
+
+import cython
 
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid
 from polywire.log.base import Handle, Read
@@ -39,23 +41,25 @@ class FetchOwner(Protocol):
         """Remove ``fetch``, whose last frame was written."""
 
 
+@cython.cclass
 class RangeFetch:
     """A FETCH request for a range of offsets. Its response frames are sent in offset order."""
 
-    __slots__ = (
-        "_bodies",
-        "_bytes_left",
-        "_epoch",
-        "_offset",
-        "_offset_end",
-        "_owner",
-        "_partition",
-        "_read",
-        "_started",
-        "_waits",
-        "correlation",
-        "over",
-    )
+    if not cython.compiled:  # when compiled, fetch.pxd declares the fields
+        __slots__ = (
+            "_bodies",
+            "_bytes_left",
+            "_epoch",
+            "_offset",
+            "_offset_end",
+            "_owner",
+            "_partition",
+            "_read",
+            "_started",
+            "_waits",
+            "correlation",
+            "over",
+        )
 
     def __init__(self, owner: FetchOwner, correlation: int, head: Fetch, partition: Partition) -> None:
         """Create the fetch.
@@ -106,7 +110,8 @@ class RangeFetch:
         else:
             self._begin(broker, wait_ms)
 
-    def _begin(self, broker: PolywireBroker, wait_ms: int) -> None:
+    @cython.cfunc
+    def _begin(self, broker: PolywireBroker, wait_ms: cython.longlong) -> None:
         try:
             if wait_ms <= 0 or self._offset_end == self._offset:
                 self._owner.ready(self)
@@ -139,7 +144,9 @@ class RangeFetch:
         """Whether data for the next frame was read and is kept in memory."""
         return self._read is not None
 
-    def prepare(self, broker: PolywireBroker) -> bool:
+    @cython.ccall
+    @cython.exceptval(-1, check=False)
+    def prepare(self, broker: PolywireBroker) -> cython.bint:
         """Read the data of the next frame.
 
         Return whether it is available; if not, the owner's ``ready`` is called later. Raises BrokerError.
@@ -156,6 +163,7 @@ class RangeFetch:
                 self._waits.append(read)
         return self._read is not None
 
+    @cython.ccall
     def advance(self, broker: PolywireBroker, output: Output) -> None:
         """Write the next frame if its data is available.
 
@@ -180,10 +188,12 @@ class RangeFetch:
             self._read.pin.release()
             self._read = None
 
-    def _wait(self, broker: PolywireBroker, wait_ms: int) -> None:
+    @cython.cfunc
+    def _wait(self, broker: PolywireBroker, wait_ms: cython.longlong) -> None:
         self._waits.append(broker.wait(self._partition, self._offset, self._woken))
         self._waits.append(broker.loop.call_later(wait_ms / 1000, self._woken))
 
+    @cython.cfunc
     def _stop_waiting(self) -> None:
         for wait in self._waits:
             wait.cancel()
@@ -201,6 +211,7 @@ class RangeFetch:
             self._read = result
             self._owner.ready(self)
 
+    @cython.cfunc
     def _write(self, read: Read, output: Output) -> None:
         size = sum([len(chunk) for chunk in read.chunks])
         exceeds = self._started and self._bytes_left is not None and size > self._bytes_left

@@ -1,5 +1,6 @@
 # C declarations of session.py.
 
+from polywire.protocols.polywire.fetch cimport RangeFetch
 from polywire.protocols.runtime.framed cimport BareFramed
 
 
@@ -22,5 +23,8 @@ cdef class PolywireSession(BareFramed):
 
     cdef object _handle(self, int verb, object correlation, object head, object payload)
     cdef object _flush_soon(self)
+    cdef object _write_now(self)
+    cdef bint _write_ready(self, double end) except -1
+    cdef object _advance(self, RangeFetch fetch)
     cpdef object respond_run(self, bytes answers, long count)
     cpdef object _count_response(self, long count=*)

@@ -36,7 +36,7 @@ from polywire.protocols.polywire.codec import (
 )
 from polywire.protocols.polywire.context import PolywireBroker
 from polywire.protocols.polywire.errors import failure_of
-from polywire.protocols.polywire.fetch import WAIT_MS_MAX, RangeFetch
+from polywire.protocols.polywire.fetch import WAIT_MS_MAX
 from polywire.protocols.polywire.messages import Head, Verb
 from polywire.protocols.polywire.produce_runs import run_bytes
 from polywire.protocols.polywire.replies import Reading
@@ -47,9 +47,11 @@ from polywire.protocols.runtime.shapes import Shapes
 from polywire.records.columns import MERGED_BYTES_MAX
 
 if cython.compiled:
+    from cython.cimports.polywire.protocols.polywire.fetch import RangeFetch
     from cython.cimports.polywire.protocols.polywire.produce_runs import lone_bytes
     from cython.cimports.polywire.protocols.runtime.framed import BareFramed
 else:
+    from polywire.protocols.polywire.fetch import RangeFetch
     from polywire.protocols.polywire.produce_runs import lone_bytes
     from polywire.protocols.runtime.framed import BareFramed
 
@@ -444,18 +446,22 @@ class PolywireSession(BareFramed):
         self._is_scheduled = False
         self._write_now()
 
+    @cython.cfunc
     def _write_now(self) -> None:
         """Write frames for a limited time, and the rest in turn with other connections."""
         if self._write_ready(self.broker.clock.monotonic() + QUANTUM_S):
             self._schedule()
 
-    def _write_ready(self, end: float) -> bool:
+    @cython.cfunc
+    @cython.exceptval(-1, check=False)
+    def _write_ready(self, end: cython.double) -> cython.bint:
         """Write the next frames of open fetches until time ``end``, but at least one. Return whether there are more.
 
         While the client has not received the last frames, only read the data of the next frame.
         """
         now = self.broker.clock.monotonic
-        begun = now()
+        begun: cython.double = now()
+        written_at: cython.double
         output = self.output
         self._is_writing = True
         try:
@@ -481,6 +487,7 @@ class PolywireSession(BareFramed):
         except BrokerError as error:
             self.failed(fetch, error)
 
+    @cython.cfunc
     def _advance(self, fetch: RangeFetch) -> None:
         try:
             fetch.advance(self.broker, self.output)
