@@ -171,15 +171,14 @@ def follow(peer: Peer, address: Address, topic: str, records: int) -> None:
         connection, follower = peer.follow(address, topic)
         stack.enter_context(closing(connection))
         connection.settimeout(ANSWER_S)
-        for _ in range(records):
+        arrived = 0
+        for number in range(records):
             one.ask()
             one.wait()
-            arrived = 0
-            while not arrived:
+            while arrived <= number:
                 taken = follower.take(_some(connection, buffer))
-                arrived = taken.records
-                if taken.answer:
-                    connection.sendall(taken.answer)
+                arrived += taken.records
+                connection.sendall(taken.answer)
 
 
 def idle_kib(peer: Peer, server: Server, topic: str) -> Round:

@@ -17,7 +17,7 @@ from typing import Final
 VERSION: Final = "0.1.0"
 
 # Matches imports of Cython declarations (.pxd) in sources and in other declaration files.
-_DECLARED: Final = re.compile(r"^ *from (?:cython\.cimports\.)?(polywire[\w.]*) c?import ", re.MULTILINE)
+_DECLARED: Final = re.compile(r"^ *from (?:cython\.cimports\.(\S+) import|(polywire\S*) cimport) ", re.MULTILINE)
 
 
 def compilable_modules() -> list[str]:
@@ -55,7 +55,7 @@ def compiled_from(source: Path) -> set[Path]:
         if not path.exists() or path in found:
             continue
         found.add(path)
-        pending |= {_file_of(name, ".pxd") for name in _DECLARED.findall(path.read_text(encoding="utf-8"))}
+        pending |= {_file_of("".join(names), ".pxd") for names in _DECLARED.findall(path.read_text(encoding="utf-8"))}
     return found
 
 

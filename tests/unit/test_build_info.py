@@ -62,6 +62,7 @@ def test_a_module_depends_on_the_declarations_it_imports() -> None:
 
     assert names("polywire.records.checksum") == {"checksum.py", "checksum.pxd", "folding.pxd", "memory.pxd"}
     assert names("polywire.records.reshape") >= {"reshape.py", "runs.pxd", "memory.pxd"}
+    assert "partition.pxd" not in names("polywire.log.journal.merging"), "it imports a type that is not compiled"
 
 
 def test_a_newer_declaration_makes_its_modules_stale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
