@@ -6,6 +6,7 @@ record type has the fields of all versions of its message, so handlers need not 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -258,7 +259,7 @@ def _field(tokens: _Tokens, parent: str) -> Field:
     versions = _versions(tokens.take()[1:], ALWAYS) if tokens.peek().startswith("@") else ALWAYS
     nullable_from = int(null.strip("?+") or 0) if null else None
     return Field(
-        name=name,
+        name=sys.intern(name),  # the codec reads and sets fields by name, which is slow if the name is not interned
         kind=kind,
         is_array=is_array,
         versions=versions,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -224,6 +226,20 @@ def test_a_message_class_has_the_fields_of_all_versions() -> None:
     assert body == METADATA(topics=[], may_create=True, want_topic_operations=False)
     with pytest.raises(TypeError, match="nothing_like_it"):
         METADATA(nothing_like_it=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("api", Api)
+def test_names_of_fields_are_interned(api: Api) -> None:
+    """The codec sets fields by name. A name that is not interned is looked up by its value each time."""
+
+    def names(structure: schema.Structure) -> Iterator[str]:
+        for field in structure.fields:
+            yield field.name
+            yield from names(field.structure) if field.structure is not None else ()
+
+    message = schema.message(api)
+    for name in (*names(message.request), *names(message.response)):
+        assert name is sys.intern(name.encode().decode())
 
 
 def test_only_served_apis_are_decoded() -> None:
