@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -230,8 +230,12 @@ class Fetching(Generic[_Wanted]):
 
     def _take(self, read: Read, partition: Partition, offset: int, space: int, entry: _Entry) -> None:
         appended = produce_limits(partition.topic.settings).has_times_of_append
+        size = sum([len(chunk) for chunk in read.chunks])
+        limit = min(max(space, 0), size + size // 4 + GROWTH_BYTES)
+        # records rarely grow to twice their size, and clearing a large buffer takes longer than encoding a small read
+        expected = min(limit, 2 * size)
         try:
-            records = self._encode(read, offset, space, append_times=appended)
+            records = self._encode(read.chunks, offset, expected, limit, append_times=appended)
         except BrokerError as error:
             self._refuse(entry, wire_error(error))
             return
@@ -240,18 +244,21 @@ class Fetching(Generic[_Wanted]):
         entry.records = records
         self._bytes += len(records)
 
-    def _encode(self, read: Read, offset: int, space: int, *, append_times: bool) -> memoryview:
-        """Encode a read as Kafka batches of at most ``space`` bytes. The first record of the response may be larger.
+    def _encode(
+        self, chunks: Sequence[memoryview], offset: int, size: int, limit: int, *, append_times: bool
+    ) -> memoryview:
+        """Encode a read as Kafka batches of at most ``limit`` bytes. The first record of the response may be larger.
 
-        Raises BrokerError.
+        ``size`` is the expected number of bytes. Raises BrokerError.
         """
-        size = sum([len(chunk) for chunk in read.chunks])
-        out = bytearray(min(max(space, 0), size + size // 4 + GROWTH_BYTES))
-        state = encoder.begin(offset, at=0, limit=len(out))
-        for chunk in read.chunks:
+        out = bytearray(size)
+        state = encoder.begin(offset, at=0, limit=size)
+        for chunk in chunks:
             state[encoder.POSITION] = 0
             if put_chunk(chunk, state, out, append_times=append_times) == encoder.DONE:
                 continue
+            if size < limit:
+                return self._encode(chunks, offset, limit, limit, append_times=append_times)
             if state[encoder.AT] or self._bytes:
                 break
             out = bytearray(state[encoder.NEEDED])

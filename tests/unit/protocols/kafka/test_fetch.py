@@ -179,6 +179,23 @@ def test_a_record_beyond_all_limits_is_returned_alone(world: World) -> None:
     del peer_entry
 
 
+@pytest.mark.parametrize("value", [b"", b"a", b"a" * 500])
+@pytest.mark.parametrize("packed", [None, Compression.LZ4])
+def test_records_that_grow_much_are_returned_up_to_the_limits(
+    world: World, value: bytes, packed: Compression | None
+) -> None:
+    """Small records are several times as large in a response as in the log, and compressed ones any number of times."""
+    topic = make(world)
+    put(world, topic, *[value] * 100, packed=packed)
+    peer = world.connect()
+    whole = fetched(peer, topic)
+    assert values(whole) == [value] * 100
+    size = len(whole.records)
+    for limit, count in ((size, 100), (size - 1, 99), (1, 1)):
+        (entry,) = peer.ask(Api.FETCH, 12, topics=[asked(topic, (0, 0), limit=limit)]).responses[0].partitions
+        assert values(entry) == [value] * count
+
+
 # Waiting
 
 
