@@ -24,8 +24,9 @@ def topic_of(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> 
         if topic is None or not peer.permits(action, topic):
             raise Missing(ErrorCode.TOPIC_MISSING, "no such topic id")
         return topic
-    peer.authorize(action, broker.resource(name))
-    return broker.topic(name)
+    resource = broker.resource(name)
+    peer.authorize(action, resource)
+    return resource if isinstance(resource, Topic) else broker.topic(name)
 
 
 def led_topic(peer: Peer, action: Action, name: str, topic_id: bytes = NO_ID) -> Topic:

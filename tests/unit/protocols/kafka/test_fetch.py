@@ -76,6 +76,23 @@ def test_available_records_are_returned(world: World, version: int) -> None:
     assert values(entry) == [b"a", b"b", b"c"]
 
 
+@pytest.mark.parametrize("version", range(SERVED[Api.FETCH].first, SERVED[Api.FETCH].last + 1))
+def test_large_and_small_records_of_several_topics(world: World, version: int) -> None:
+    """Large records are sent without a copy, between the other bytes of the response."""
+    sizes = {"a": (5_000, 1, 9_000), "b": (1, 0, 5_000), "c": (0, 0, 1)}
+    topics = [make(world, len(counts), name) for name, counts in sizes.items()]
+    for topic in topics:
+        for number, size in enumerate(sizes[topic.name.full]):
+            put(world, topic, b"x" * size, partition=number)
+    requested = [asked(topic, (0, 0), (1, 0), (2, 0), version=version) for topic in topics]
+    answer = world.connect().ask(Api.FETCH, version, topics=requested, max_bytes=MANY)
+    assert [one.topic_id if version >= 13 else one.topic for one in answer.responses] == [
+        topic.id if version >= 13 else topic.name.full for topic in topics
+    ]
+    found = [[[len(value or b"") for value in values(entry)] for entry in one.partitions] for one in answer.responses]
+    assert found == [[[size] for size in counts] for counts in sizes.values()]
+
+
 def test_reading_can_start_inside_a_batch(world: World) -> None:
     topic = make(world)
     put(world, topic, b"a", b"b", b"c")

@@ -12,6 +12,7 @@ from polywire.errors import Denied, ErrorCode
 from polywire.protocols.kafka import fetch, fetch_sessions, schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.client_codec import decode_response
+from polywire.protocols.kafka.fetch_responses import IDS_SINCE
 from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, WireError
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.records.columns import Record
@@ -51,7 +52,7 @@ class Consumer:
         self.epoch = 0
 
     def names(self, topic: Topic) -> dict[str, Any]:
-        return {"topic": topic.name.full, "topic_id": topic.id if self.version >= fetch.IDS_SINCE else NO_ID}
+        return {"topic": topic.name.full, "topic_id": topic.id if self.version >= IDS_SINCE else NO_ID}
 
     def body(self, wanted: dict[Topic, dict[int, int]], forgotten: dict[Topic, list[int]], **fields: Any) -> Any:
         limit = fields.pop("limit", BYTES)
@@ -124,7 +125,7 @@ def test_a_response_has_only_changes(world: World, version: int) -> None:
     topic = make(world, 3)
     put(world, topic, b"a", partition=1)
     consumer = Consumer(world, version)
-    name = topic.name.full if version < fetch.IDS_SINCE else ""
+    name = topic.name.full if version < IDS_SINCE else ""
     first = consumer.ask({topic: {0: 0, 1: 0, 2: 0}})
     assert reported(first) == {(name, 0): [], (name, 1): [b"a"], (name, 2): []}
     assert consumer.number > 0
@@ -289,7 +290,7 @@ def test_a_session_uses_names_or_ids(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
-    consumer.version = fetch.IDS_SINCE
+    consumer.version = IDS_SINCE
     assert consumer.ask({topic: {0: 0}}).error == WireError.FETCH_SESSION_TOPIC_ID_ERROR
 
 
@@ -490,7 +491,7 @@ def test_a_session_returns_every_record(world: World, seed: int) -> None:
         )
         assert not answer.error
         for one in answer.responses:
-            topic = by_name[one.topic] if version < fetch.IDS_SINCE else by_id[one.topic_id]
+            topic = by_name[one.topic] if version < IDS_SINCE else by_id[one.topic_id]
             for entry in one.partitions:
                 assert not entry.error
                 values = found[topic.name.full, entry.index]
