@@ -54,7 +54,7 @@ KAFKA07_TYPE_MAX: Final = 4  # highest request type of Kafka 0.7, which uses the
 
 COMMANDS: Final[Mapping[Api, Command]] = table(
     Command(Api.PRODUCE, produce.produce, (Action.PRODUCE,), pipelined=True, learn=repeated.learn),
-    Command(Api.FETCH, fetch.fetch, (Action.FETCH,)),
+    Command(Api.FETCH, fetch.fetch, (Action.FETCH,), learn=repeated.learn_fetch),
     Command(Api.LIST_OFFSETS, offsets.list_offsets, (Action.TOPIC_DESCRIBE,)),
     Command(Api.METADATA, topics.metadata, (Action.TOPIC_DESCRIBE, Action.TOPIC_CREATE)),
     Command(Api.OFFSET_COMMIT, positions.offset_commit, (Action.OFFSET_COMMIT,)),

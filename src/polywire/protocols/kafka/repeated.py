@@ -1,9 +1,9 @@
-"""Produce requests that are equal to an earlier one of their connection, apart from correlation id and records.
+"""Requests that are equal to an earlier one of their connection, apart from a few fields. This module is compiled.
 
-A producer that writes to one partition sends such requests all the time. They are recognised by comparing bytes, and
-the response is a copy of an encoded one. This module is compiled.
-
-A request that needs anything else (errors included) has no effect here: the session then executes it like any other.
+* A producer that writes to one partition sends Produce requests that differ in correlation id and records. They are
+  recognised by comparing bytes, and the response is a copy of an encoded one. A request that needs anything else (errors
+  included) has no effect here: the session then executes it like any other.
+* A consumer sends Fetch requests that differ in a few numbers. They are not decoded again, and executed like any other.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from polywire.broker.topics import Partition
 from polywire.errors import BrokerError
 from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.checks import REPEATED, check_records, produce_error, stamp_head
-from polywire.protocols.kafka.codec import encode_response
+from polywire.protocols.kafka.codec import decode_head, encode_response
 from polywire.protocols.kafka.compression import expand
 from polywire.protocols.kafka.configs import produce_limits
 from polywire.protocols.kafka.lookup import partition_of, topic_of
 from polywire.protocols.kafka.messages import NO_ID, Api, Codec, Refused, Request, WireError
+from polywire.protocols.kafka.reply_slots import Answer
+from polywire.protocols.kafka.structure_decoder import locate
 from polywire.protocols.kafka.structures import changed
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
 from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
@@ -50,6 +52,11 @@ if TYPE_CHECKING:
 COMPRESSED_BYTES_MAX: Final = 16_384  # a larger batch may have to be decompressed in a thread
 LEVELS: Final[Mapping[int, Level | None]] = {1: Level.WRITTEN, -1: None}  # None: see ``KafkaSettings.acks_all``
 
+VARYING: Final = frozenset(("session_epoch", "partition", "fetch_offset"))
+"""The numbers in which a Fetch request may differ from an earlier one."""
+
+_FETCH: Final = Api.FETCH  # read for every request; a module constant is ten times as fast as an attribute
+_FETCH_KEY = cython.declare(cython.uchar, 1)
 _CORRELATION_AT = cython.declare(cython.Py_ssize_t, 4)
 _CLIENT_ID_AT = cython.declare(cython.Py_ssize_t, 8)
 _TAGS_BYTES = cython.declare(cython.Py_ssize_t, 3)  # after the records of a flexible version: three empty lists of tags
@@ -182,7 +189,94 @@ def _failure(shape: Shape, correlation: int, result: int | BrokerError) -> list[
     return _response(shape, correlation, error=WireError.DUPLICATE_SEQUENCE_NUMBER, message=REPEATED)
 
 
-# Shapes
+# Fetch requests
+
+
+@cython.final
+@cython.cclass
+class FetchShape:
+    """A Fetch request that later ones repeat.
+
+    Attributes:
+        frame: its bytes.
+        varies: for each of them, 1 if another request may have a different one, otherwise 0.
+        numbers: (record, field, position, size) of the numbers in ``request`` that differ.
+    """
+
+    if cython.compiled:
+        frame: bytes
+        varies: bytearray
+        numbers: list
+        request: object
+    else:
+        __slots__ = ("frame", "numbers", "request", "varies")
+
+    def __init__(self, frame: bytes, request: Request, numbers: list[Any]) -> None:
+        self.frame = frame
+        self.request = request
+        self.numbers = numbers
+        self.varies = bytearray(len(frame))
+        for at, size in ((4, 4), *[(at, size) for _, _, at, size in numbers]):
+            self.varies[at : at + size] = b"\1" * size
+
+
+def learn_fetch(session: KafkaSession, frame: memoryview, request: Request) -> None:
+    """Remember a Fetch request that was executed, if it is short."""
+    if len(frame) > SHAPE_BYTES_MAX:
+        return
+    copy = bytes(frame)
+    program = schema.request_program(_FETCH, request.version)
+    body, numbers = locate(program, copy, decode_head(copy)[1], VARYING)
+    session.fetch_shapes.append(FetchShape(copy, request._replace(body=body), numbers))
+    session.take_repeated = take
+
+
+@cython.cfunc
+def _matches(shape: FetchShape, p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
+    frame: cython.p_const_uchar = shape.frame
+    varies: bytearray = shape.varies
+    size: cython.Py_ssize_t = len(shape.frame)
+    i: cython.Py_ssize_t = 0
+    if end - at != size:
+        return False
+    while i < size and (p[at + i] == frame[i] or varies[i]):
+        i += 1
+    return i == size
+
+
+@cython.cfunc
+def _number(p: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.longlong:
+    """Return a signed number, the most significant byte first."""
+    i: cython.int
+    number: cython.longlong = p[at]
+    number -= (number >> 7) << 8
+    for i in range(1, size):
+        number = number * 256 + p[at + i]
+    return number
+
+
+@cython.cfunc
+def _take_fetch(session: KafkaSession, lent: Lent, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
+    """Execute a Fetch request if it repeats an earlier one. Return False, without an effect, if not."""
+    shape: FetchShape
+    for shape in session.fetch_shapes:
+        if _matches(shape, lent.p, at, end):
+            break
+    else:
+        return False
+    if not session._earlier_answered():
+        return False
+    request = shape.request
+    # no earlier Fetch request of the connection is in progress, so this body is not in use
+    for record, name, position, size in shape.numbers:
+        setattr(record, name, _number(lent.p, at + position, size))
+    correlation = _number(lent.p, at + _CORRELATION_AT, 4)
+    request = Request(_FETCH, request.version, correlation, request.client_id, request.body)
+    session._handle(session._commands[_FETCH], session.append(Answer(session, request, blocking=True)))
+    return True
+
+
+# Shapes of Produce requests
 
 
 def learn(session: KafkaSession, frame: memoryview, request: Request) -> None:
@@ -265,6 +359,8 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
     lent: Lent = lend(data)
     at: cython.Py_ssize_t = start
     stop: cython.Py_ssize_t = end
+    if stop - at > _CLIENT_ID_AT and lent.p[at] == 0 and lent.p[at + 1] == _FETCH_KEY:
+        return _take_fetch(session, lent, at, stop)
     shapes: Shapes = session.shapes
     shape: Shape = shapes.find(lent.p, at, stop, _CORRELATION_AT, _CLIENT_ID_AT)  # type: ignore[assignment]
     if shape is None:
@@ -300,10 +396,7 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
             stamp_head(broker, partition, built.batch, head)
     except (Refused, BrokerError):
         return False
-    correlation: cython.longlong = 0
-    at += _CORRELATION_AT
-    for i in range(4):
-        correlation = correlation * 256 + lent.p[at + i]
+    correlation: cython.uint = _number(lent.p, at + _CORRELATION_AT, 4) & 0xFFFFFFFF
     slot: RepeatedSlot = RepeatedSlot(session, shape, correlation)
     replies.append(slot)
     queue: AppendQueue = session.append_queue

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -42,7 +43,7 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
-from polywire.protocols.runtime.shapes import Shapes
+from polywire.protocols.runtime.shapes import SHAPES_MAX, Shapes
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
@@ -88,6 +89,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
 
     Attributes:
         shapes: the latest Produce requests with one batch, without the batch, for ``take_repeated``.
+        fetch_shapes: the latest Fetch requests, for ``take_repeated``.
         software: name and version of the client's software; empty until the client has sent them.
         work: the request that delays later ones, if there is one.
         fetch_session: the connection's fetch session, if one is open.
@@ -105,6 +107,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         "_work",
         "append_queue",
         "fetch_session",
+        "fetch_shapes",
         "sasl",
         "shapes",
         "share_reading",
@@ -135,6 +138,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.sasl: Final = Conversation()
         self.software = ""
         self.shapes: Final = Shapes()
+        self.fetch_shapes: Final = deque[Any](maxlen=SHAPES_MAX)
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
         self.share_reading: Acquiring | None = None
@@ -192,11 +196,11 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         if request.client_id != self._client_id:
             self._client_id = request.client_id
             self.shapes.clear()
+            self.fetch_shapes.clear()
             self.take_repeated = None
             self.output.set_client_id(request.client_id)
         self._prepare(request)
-        answer = self.append(Answer(self, request, blocking=not command.pipelined))
-        self._handle(command, answer)
+        self._handle(command, self.append(Answer(self, request, blocking=not command.pipelined)))
         if command.learn is not None:
             command.learn(self, frame, request)
         return True

@@ -36,6 +36,7 @@ ELEMENTS_MAX: Final = 100_000
 AT_ONCE_MAX: Final = 2_048  # elements that are decoded without a pause, about 2 ms
 
 _F64: Final = Struct(">d")
+_NO_NAMES: Final = frozenset[str]()
 # elements without nested arrays that are decoded between two pauses
 _PLAIN_AT_ONCE_MAX = cython.declare(cython.longlong, 64)
 _TAGS_MAX = cython.declare(cython.longlong, 1_000)  # limit for the tags in the header of a request
@@ -59,7 +60,11 @@ class Wide(PeerError):
 @cython.final
 @cython.cclass
 class _Cursor:
-    """The read position ``at`` in a message."""
+    """The read position ``at`` in a message.
+
+    Attributes:
+        names, found: names of numbers to find, and what was found; see ``locate``.
+    """
 
     if cython.compiled:
         lent: Lent
@@ -67,8 +72,10 @@ class _Cursor:
         at: cython.Py_ssize_t
         end: cython.Py_ssize_t
         elements_left: cython.longlong
+        names: frozenset
+        found: list
     else:
-        __slots__ = ("at", "elements_left", "end", "lent", "view")
+        __slots__ = ("at", "elements_left", "end", "found", "lent", "names", "view")
 
     def __init__(self, source: Buffer, start: int, elements_max: int) -> None:
         self.lent = lend(source)
@@ -76,6 +83,8 @@ class _Cursor:
         self.at = start
         self.end = self.lent.size
         self.elements_left = elements_max
+        self.names: frozenset[str] = _NO_NAMES
+        self.found: list[Any] = []
         if start < 0 or start > self.end:
             raise ValueError(f"start is outside the message start={start} size={self.end}")
 
@@ -253,6 +262,8 @@ def _structure(c: _Cursor, program: Program) -> object:
     made: object = _empty(program)
     step: Step
     for step in program.steps:
+        if c.names is not _NO_NAMES and step.name in c.names:
+            c.found.append((made, step.name, c.at, step.kind))
         setattr(made, step.name, _value(c, step, program.flexible))
     if program.flexible:
         _tags(c, program, made)
@@ -296,6 +307,16 @@ def decode(program: Program, source: Buffer, start: int = 0, *, elements_max: in
     Raises PeerError for malformed bytes, and Wide for more than ``elements_max`` elements.
     """
     return _structure(_Cursor(source, start, elements_max), program)
+
+
+def locate(program: Program, source: Buffer, start: int, names: frozenset[str]) -> tuple[Any, list[Any]]:
+    """Decode a valid structure, and find its numbers with these names, those of nested structures included.
+
+    Return the structure, and the numbers as (record, name, position, size).
+    """
+    c: _Cursor = _Cursor(source, start, ELEMENTS_MAX)
+    c.names = names
+    return _structure(c, program), c.found
 
 
 def decode_with_pauses(program: Program, source: Buffer, start: int = 0) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Produce requests that repeat an earlier one: the same bytes as from a session that compares nothing."""
+"""Requests that repeat an earlier one: the same bytes as from a session that compares nothing."""
 
 from __future__ import annotations
 
@@ -10,17 +10,23 @@ from typing import Any
 import pytest
 
 from polywire.broker.settings import AccessList, TopicSettings
+from polywire.protocols.kafka import schema
 from polywire.protocols.kafka.client_batches import encode_batch
 from polywire.protocols.kafka.client_codec import encode_request
 from polywire.protocols.kafka.configs import settings_of
 from polywire.protocols.kafka.factory import COMMANDS
-from polywire.protocols.kafka.messages import SERVED, Api, Codec
+from polywire.protocols.kafka.fetch_responses import IDS_SINCE, SESSIONS_SINCE
+from polywire.protocols.kafka.messages import NO_ID, SERVED, Api, Codec
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.runtime.shapes import SHAPES_MAX
 from polywire.records.columns import Record
+from polywire.records.rows import from_records
+from polywire.types import Level
 from tests.unit.protocols.kafka.dialogue import Dialogue, World
 from tests.unit.protocols.kafka.test_produce import NOW_US, body_of, make
 
+FETCH = schema.request(Api.FETCH)
+FETCH_VERSIONS = range(SERVED[Api.FETCH].answered_from, SERVED[Api.FETCH].last + 1)
 BATCH = encode_batch([Record(b"value", key=b"key")])
 KEYLESS = encode_batch([Record(b"value")])
 DAMAGED = BATCH[:-1] + b"!"
@@ -53,9 +59,20 @@ class Client:
         """Send a request with one batch, and note whether it was executed as a repetition."""
         self.send_body(body_of(self.topic, {partition: batch}, self.version, acks), tail=tail, **more)
 
-    def send_body(self, body: Any, *, tail: bytes = b"", client_id: str = "test") -> None:
+    def send_fetch(self, offsets: dict[int, int], *, client_id: str = "test", tail: bytes = b"", **fields: Any) -> None:
+        """Send a Fetch request, and note whether it was executed as a repetition."""
+        topic_id = self.topic.id if self.version >= IDS_SINCE else NO_ID
+        entries = [
+            FETCH.Topics.Partitions(partition=number, fetch_offset=offset, partition_max_bytes=9_000)
+            for number, offset in offsets.items()
+        ]
+        topic = FETCH.Topics(topic=self.topic.name.full, topic_id=topic_id, partitions=entries)
+        asked: dict[str, Any] = {"session_epoch": -1, "max_wait_ms": 500, "topics": [topic] if entries else []}
+        self.send_body(FETCH(**asked | fields), api=Api.FETCH, client_id=client_id, tail=tail)
+
+    def send_body(self, body: Any, *, api: Api = Api.PRODUCE, tail: bytes = b"", client_id: str = "test") -> None:
         self._number += 1
-        frame = encode_request(Api.PRODUCE, self.version, self._number, body, client_id=client_id)
+        frame = encode_request(api, self.version, self._number, body, client_id=client_id)
         frame = (len(frame) - 4 + len(tail)).to_bytes(4, "big") + frame[4:] + tail
         take = self.session.take_repeated
         self.repeated.append(False)
@@ -222,3 +239,117 @@ def test_a_connection_remembers_few_shapes() -> None:
     for number in range(2 * SHAPES_MAX):
         client.send_body(body_of(client.topic, {0: BATCH}, client.version, 1, timeout_ms=number))
     assert len(client.session.shapes) == SHAPES_MAX
+
+
+# Fetch requests
+
+
+def put(client: Client, *partitions: int) -> None:
+    for number in partitions:
+        client.world.memory.broker.produce(
+            client.topic.partitions[number], from_records([Record(b"value")]), level=Level.WRITTEN, done=None
+        )
+    client.world.memory.run()
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+def test_a_fetch_with_other_offsets_and_partitions_is_repeated(version: int) -> None:
+    def play(client: Client) -> None:
+        put(client, 0, 0, 0, 1)
+        for offset in (0, 1, 2, 3, 4, -1, 2**62, 0):
+            client.send_fetch({0: offset})
+        client.send_fetch({1: 0})
+        client.send_fetch({7: 0})
+        client.send_fetch({0: 0, 1: 0})
+        client.send_fetch({1: 1, 0: 2})
+
+    assert played(play, version) == [False] + [True] * 9 + [False, True]
+
+
+@pytest.mark.parametrize("version", [9, 12])
+def test_produce_and_fetch_of_one_connection_are_both_repeated(version: int) -> None:
+    def play(client: Client) -> None:
+        for offset in range(4):
+            client.send()
+            client.send_fetch({0: offset})
+
+    assert played(play, version) == [False, False] + [True] * 6
+
+
+def test_a_fetch_that_differs_in_anything_else_is_not_repeated() -> None:
+    def play(client: Client) -> None:
+        put(client, 0)
+        client.send_fetch({0: 0})
+        client.send_fetch({0: 0}, min_bytes=1)
+        client.send_fetch({0: 0}, max_bytes=1)
+        client.send_fetch({0: 0}, rack_id="a")
+        client.send_fetch({0: 0}, tail=b"more")
+        client.send_fetch({0: 0}, client_id="other")
+        client.send_fetch({0: 0}, client_id="other")
+        client.send_fetch({0: 0})
+        assert client.peer.client_id == "test"
+
+    assert played(play, 12) == [False] * 6 + [True, False]
+
+
+@pytest.mark.parametrize("version", range(SESSIONS_SINCE, SERVED[Api.FETCH].last + 1))
+def test_the_requests_of_a_fetch_session_are_repeated(version: int) -> None:
+    def play(client: Client) -> None:
+        put(client, 0, 1, 1)
+        client.send_fetch({0: 0, 1: 0}, session_epoch=0)
+        client.send_fetch({1: 1}, session_epoch=1, session_id=1)
+        client.send_fetch({1: 2}, session_epoch=2, session_id=1)
+        put(client, 0)
+        client.send_fetch({0: 1}, session_epoch=3, session_id=1)
+        client.send_fetch({0: 1}, session_epoch=3, session_id=1)  # not the next epoch
+        client.send_fetch({0: 1}, session_epoch=4, session_id=1)
+        client.send_fetch({}, session_epoch=5, session_id=1)
+
+    assert played(play, version) == [False, False, True, True, True, True, False]
+
+
+@pytest.mark.parametrize("version", [12, 17])
+def test_changes_of_the_topic_are_noticed_by_a_repeated_fetch(version: int) -> None:
+    def configure(client: Client, access: AccessList | None) -> None:
+        client.world.memory.broker.configure_topic(client.topic, replace(client.topic.settings, access=access))
+        client.world.memory.run()
+
+    def play(client: Client) -> None:
+        put(client, 0)
+        client.send_fetch({0: 0})
+        configure(client, AccessList(readers=("root",)))
+        client.send_fetch({0: 0})
+        configure(client, None)
+        client.send_fetch({0: 0})
+        client.world.memory.broker.trim_partition(client.topic.partitions[0], 1)
+        client.send_fetch({0: 0})
+        client.world.memory.broker.delete_topic(client.topic)
+        client.send_fetch({0: 0})
+
+    assert played(play, version) == [False] + [True] * 4
+
+
+def test_a_repeated_fetch_waits_for_the_earlier_one() -> None:
+    def play(client: Client) -> None:
+        put(client, 0)
+        for offset in range(3):
+            client.send_fetch({0: offset}, min_bytes=1)
+        responses = len(client.sent)
+        for _ in range(2):
+            put(client, 0)
+            client.peer.pass_by()
+            client.sent += client.peer.take()
+            assert len(client.sent) > responses
+            responses = len(client.sent)
+
+    assert played(play, 12) == [False, True, False]
+
+
+def test_a_long_fetch_is_not_remembered() -> None:
+    client = Client(12, None, learns=True)
+    client.send_fetch(dict.fromkeys(range(50), 0))
+    client.send_fetch(dict.fromkeys(range(50), 0))
+    assert client.repeated == [False, False]
+    for number in range(2 * SHAPES_MAX):
+        client.send_fetch({0: 0}, max_bytes=number)
+    assert len(client.session.fetch_shapes) == SHAPES_MAX
