@@ -122,8 +122,10 @@ def _found(
 
 def leader_error(partition: Partition, epoch: int) -> WireError | None:
     """Return the error for a client's leader epoch, or None if it is current (spec: kafka#fetch)."""
+    if epoch == NO_EPOCH:
+        return None
     current = epoch_of(partition)
-    if epoch in (NO_EPOCH, current):
+    if epoch == current:
         return None
     return WireError.FENCED_LEADER_EPOCH if epoch < current else WireError.UNKNOWN_LEADER_EPOCH
 
