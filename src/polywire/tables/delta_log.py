@@ -545,7 +545,7 @@ class DeltaLog:
         table = pa.Table.from_pylist(rows, _CHECKPOINT_SCHEMA)
         sink = io.BytesIO()
         pq.write_table(table, sink, compression="zstd")
-        name, content = checkpoint_name(state.version), sink.getbuffer()
+        name, content = checkpoint_name(state.version), sink.getvalue()
         try:
             self._objects.create(name, [content])
         except BlobExists:

@@ -149,7 +149,7 @@ class ParquetWriter:
         """Return the file. Nothing may be added afterwards."""
         self._flush()
         self._open().close()
-        return Written(self._sink.getbuffer(), self.row_count, self._bounds, dict(self._nulls))
+        return Written(memoryview(self._sink.getvalue()), self.row_count, self._bounds, dict(self._nulls))
 
     def _open(self) -> pq.ParquetWriter:
         if self._writer is None:
