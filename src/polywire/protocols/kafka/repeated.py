@@ -27,7 +27,7 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.structure_decoder import locate
 from polywire.protocols.kafka.structures import changed
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
-from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
+from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX, SHAPES_MAX
 from polywire.types import Buffer, Level
 
 if cython.compiled:
@@ -227,6 +227,7 @@ def learn_fetch(session: KafkaSession, frame: memoryview, request: Request) -> N
     copy = bytes(frame)
     program = schema.request_program(_FETCH, request.version)
     body, numbers = locate(program, copy, decode_head(copy)[1], VARYING)
+    del session.fetch_shapes[: 1 - SHAPES_MAX]
     session.fetch_shapes.append(FetchShape(copy, request._replace(body=body), numbers))
     session.take_repeated = take
 

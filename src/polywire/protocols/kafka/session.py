@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +42,7 @@ from polywire.protocols.runtime.framed import FramedSession
 from polywire.protocols.runtime.pipelined import PipelinedSession
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX, Output
-from polywire.protocols.runtime.shapes import SHAPES_MAX, Shapes
+from polywire.protocols.runtime.shapes import Shapes
 from polywire.protocols.runtime.slices import Slices
 
 LENGTH_BYTES: Final = 4
@@ -138,7 +137,7 @@ class KafkaSession(FramedSession[KafkaBroker], PipelinedSession[KafkaBroker, Ans
         self.sasl: Final = Conversation()
         self.software = ""
         self.shapes: Final = Shapes()
-        self.fetch_shapes: Final = deque[Any](maxlen=SHAPES_MAX)
+        self.fetch_shapes: Final[list[Any]] = []
         self.fetch_session: FetchSession | None = None
         self.share_session: ShareSession | None = None
         self.share_reading: Acquiring | None = None
