@@ -177,7 +177,7 @@ def test_records_that_were_sent_again_without_a_response_are_stored_once(
         async with client.transaction("t") as transaction:
             await transaction.send_many("out", ["a", "b"], partition=0)
             await transaction.send("out", "c", partition=1)
-        assert attempts() == 5
+        assert attempts() >= 5  # a lost response may also fail the other request of its connection
         assert await texts(client, "out") == ["a", "b", "c"]
 
     play(scenario)
