@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,28 +34,35 @@ _POLLED: Final = struct.Struct("<IQI")
 _BODY: Final = memoryview(bytearray(1 << 20))  # replies are read into it one after the other
 
 
-def request(operation: int, body: bytes, *, code: int = 0, number: int = 0) -> bytes:
-    """Return a frame of the current framing."""
+def request(operation: int, body: bytes, *, code: int = 0, number: int = 0, client: int = 1) -> bytes:
+    """Return a frame of the current framing. client: a number that no other connection has; only a login needs it."""
     head = bytearray(vsr.HEADER_BYTES)
     struct.pack_into("<I", head, 48, vsr.HEADER_BYTES + len(body))
     head[60] = vsr.REQUEST
-    head[128] = 1
+    head[128:144] = client.to_bytes(16, "little")
     struct.pack_into("<Q", head, 168, number)
     head[176] = operation
+    head[184] = operation != REGISTER  # any login epoch but 0; servers use that of the connection
     struct.pack_into("<I", head, 196, code)
     return bytes(head) + body
 
 
-def batch(records: int = COUNT) -> bytes:
-    """Return equal messages with ids and checksums, as the SDKs send them."""
+def send_request(topic: str, values: Sequence[bytes]) -> bytes:
+    """Return a request that sends these values to the first partition; its number is how many they are."""
+    where = client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x02\x04" + bytes(4) + U32.pack(len(values))
+    return request(SEND, U32.pack(len(where)) + where + batch(values), number=len(values))
+
+
+def batch(values: Sequence[bytes]) -> bytes:
+    """Return messages with ids and checksums, as the SDKs send them."""
     frames = []
-    for number in range(records):
-        rest = (number + 1).to_bytes(16, "little") + struct.pack("<IIIIQ", number, 0, 0, len(VALUE), 0) + VALUE
+    for number, value in enumerate(values):
+        rest = (number + 1).to_bytes(16, "little") + struct.pack("<IIIIQ", number, 0, 0, len(value), 0) + value
         frames.append(xxhash.xxh3_64_intdigest(rest).to_bytes(8, "little") + rest)
     body = b"".join(frames)
     head = bytearray(256)
     struct.pack_into("<QQ", head, 24, ORIGIN_US, 256 + len(body))
-    struct.pack_into("<I", head, 48, records)
+    struct.pack_into("<I", head, 48, len(values))
     sums = b"".join(frame[:8] for frame in frames)
     struct.pack_into("<Q", head, 40, xxhash.xxh3_64_intdigest(bytes(head[:40]) + bytes(head[48:52]) + sums))
     return bytes(head) + body
@@ -64,7 +72,8 @@ def connect(host: str, port: int) -> socket.socket:
     """Return a connection that has logged in as the default user."""
     peer = socket.create_connection((host, port))
     words = b"".join(map(client_codec.name, ("bench", "0.11.0", "iggy", "iggy")))
-    _ask(peer, request(REGISTER, U32.pack(D3.protocols[0]) + words + bytes(4)))
+    client = int.from_bytes(os.urandom(16))
+    _ask(peer, request(REGISTER, U32.pack(D3.protocols[0]) + words + bytes(4), client=client))
     return peer
 
 
@@ -77,8 +86,7 @@ def create(host: str, port: int, topic: str) -> None:
 
 def send_rate(host: str, port: int, topic: str, *, requests: int) -> float:
     """Return acknowledged messages per second of one connection that does not wait for replies."""
-    where = client_codec.ident(STREAM) + client_codec.ident(topic) + b"\x02\x04" + bytes(4) + U32.pack(COUNT)
-    frame = request(SEND, U32.pack(len(where)) + where + batch(), number=3)
+    frame = send_request(topic, [VALUE] * COUNT)
     with connect(host, port) as peer:
         begun = time.perf_counter()
         sender = threading.Thread(target=_send, args=(peer, frame, requests))
@@ -110,6 +118,14 @@ def poll_rate(host: str, port: int, topic: str, *, polls: int) -> float:
     return polls * COUNT / took
 
 
+def check(head: bytes) -> None:
+    """Raise AssertionError if this is not the header of a success."""
+    if len(head) < vsr.HEADER_BYTES or head[60] != vsr.REPLY or any(head[216:220]):
+        raise AssertionError(
+            f"a request was refused or the broker closed command={head[60:61]!r} status={head[216:220]!r}"
+        )
+
+
 def _ask(peer: socket.socket, frame: bytes) -> None:
     peer.sendall(frame)
     _read_reply(peer)
@@ -118,10 +134,7 @@ def _ask(peer: socket.socket, frame: bytes) -> None:
 def _read_reply(peer: socket.socket) -> memoryview:
     """Return the body of the next reply."""
     head = peer.recv(vsr.HEADER_BYTES, socket.MSG_WAITALL)
-    if len(head) < vsr.HEADER_BYTES or head[60] != vsr.REPLY or any(head[216:220]):
-        raise AssertionError(
-            f"a request was refused or the broker closed command={head[60:61]!r} status={head[216:220]!r}"
-        )
+    check(head)
     size, filled = int.from_bytes(head[48:52], "little") - vsr.HEADER_BYTES, 0
     while filled < size:
         filled += receive(peer, _BODY[filled:size])

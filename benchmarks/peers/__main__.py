@@ -18,6 +18,7 @@ from cyclopts import App, Parameter
 from benchmarks.measure import console, spell
 from benchmarks.peers import history, limits, workloads
 from benchmarks.peers.chart import draw
+from benchmarks.peers.iggy import Iggy
 from benchmarks.peers.kafka import Kafka, KafkaWire
 from benchmarks.peers.kafka_clients import java, librdkafka
 from benchmarks.peers.limits import EPOLL_ECHO, UVLOOP_ECHO, Echo
@@ -42,6 +43,7 @@ PEERS: Final[Sequence[Peer]] = (
     Redis("Valkey Streams", "valkey-server", "valkey"),
     RabbitMQ(),
     Kafka(),
+    Iggy(),
 )
 HISTORIANS: Final = (Polywire, PolywireKafka, PolywireCursus, RabbitMQ, Kafka)
 """Peers that read history from files: the others keep it in memory, or read record by record."""
@@ -183,7 +185,13 @@ def run(
             " librdkafka, java."
         ),
     ] = "",
-    peers: Annotated[str, Parameter(help="Peers whose names contain one of these words, separated by commas.")] = "",
+    peers: Annotated[
+        str,
+        Parameter(
+            help="Peers whose names contain one of these words, separated by commas: polywire, nats, redis, valkey,"
+            " rabbitmq, kafka, iggy."
+        ),
+    ] = "",
     rounds: Annotated[int, Parameter(help="Rounds of every workload; all peers take turns in each.")] = 5,
     scale: Annotated[float, Parameter(help="How much work of the usual amount.")] = 1.0,
     busy: Annotated[

@@ -165,11 +165,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def find(program: str, package: str) -> str:
-    """Return the path of a peer's program. Raises Absent."""
+def find(program: str, package: str, *, source: str = "on Debian and Ubuntu: apt-get install") -> str:
+    """Return the path of a peer's program. source: how to install ``package``. Raises Absent."""
     found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/lib/rabbitmq/bin")
     if found is None:
-        raise Absent(f"{program} is not installed; on Debian and Ubuntu: apt-get install {package}")
+        raise Absent(f"{program} is not installed; {source} {package}")
     return found
 
 

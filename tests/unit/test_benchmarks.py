@@ -12,13 +12,16 @@ from benchmarks import instructions
 from benchmarks.__main__ import beginning
 from benchmarks.instructions import Comparison, workloads
 from benchmarks.peers import limits
+from benchmarks.peers.iggy import Iggy
 from benchmarks.peers.limits import EPOLL_ECHO
 from benchmarks.peers.ours import PolywireIggy
+from benchmarks.peers.peer import Absent
 from benchmarks.peers.table import LIMIT, Row, cells
 from benchmarks.peers.workloads import Round
 from benchmarks.queues.nats import NatsWorker
 from benchmarks.queues.rabbitmq import RabbitWorker
 from benchmarks.queues.workloads import prefetch_of
+from polywire.protocols.iggy import vsr
 
 
 def test_benchmarks_are_selected_by_prefix() -> None:
@@ -143,6 +146,27 @@ def test_a_success_of_iggy_confirms_all_records_of_its_request() -> None:
     assert peer.request("topic", [b"value"] * 3).count(b"value") == 3
     confirmed = peer.confirmations()
     assert [confirmed(memoryview(bytes(size))) for size in (7, 1, 16)] == [0, 3, 6]
+
+
+def test_a_response_of_iggys_server_confirms_as_many_records_as_its_number() -> None:
+    peer = Iggy()
+    requests = [peer.request("topic", [b"value"] * count) for count in (3, 2)]
+    assert [request.count(b"value") for request in requests] == [3, 2]
+    head = vsr.parse_head(memoryview(requests[0]))
+    assert (head.size, head.operation) == (len(requests[0]), vsr.SEND)
+    replies = b"".join(vsr.reply_head(vsr.parse_head(memoryview(request)), 1, 4, 0) + bytes(4) for request in requests)
+    confirmed = peer.confirmations()
+    parts = (replies[:100], replies[100:258], replies[258:261], replies[261:])
+    assert [confirmed(memoryview(part)) for part in parts] == [0, 0, 3, 2]
+    for refusal in (vsr.reply_head(head, 1, 0, 2011), vsr.eviction(bytes(16), vsr.EVICT_NO_LOGIN)):
+        with pytest.raises(AssertionError):
+            peer.confirmations()(memoryview(refusal))
+
+
+def test_a_peer_that_is_not_installed_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Absent, match="get it from https://iggy"), Iggy().running(tmp_path):
+        pass
 
 
 def test_workers_of_a_queue_can_all_hold_records() -> None:
