@@ -191,7 +191,7 @@ class CountedBroker:
         command += ["--instr-atstart=no"]  # it starts several times as fast
         command += [sys.executable, "-m", "polywire", "serve", "--data-dir", str(place / "data")]
         command += ["--ready-file", str(ready), "--idle-poll-us", "0"]
-        for wire in WIRES:
+        for wire in (*WIRES, "http"):  # two brokers that start at the same time must not share a default port
             command += [f"--{wire}", f"127.0.0.1:{lasting_port()}"]
         environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "PYTHONHASHSEED": "0"}
         with (place / "log").open("wb") as log:
