@@ -29,3 +29,4 @@ cdef class FilePartition:
     cdef public dict wakes
 
     cpdef long long readable_end(self) except? -1
+    cpdef object check_range(self, object offset)

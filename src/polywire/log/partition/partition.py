@@ -169,11 +169,11 @@ class FilePartition:
         then: Completion[Read],
         offset_end: int | None = None,
     ) -> Read | Handle:
-        if not self.first_offset <= offset <= self.next_offset:
-            self.check_range(offset)
+        self.check_range(offset)
         return self._reader.read(self, offset, bytes_max, then, offset_end)
 
-    def check_range(self, offset: int) -> None:
+    @cython.ccall
+    def check_range(self, offset: Any) -> None:
         """Raise Missing(OFFSET_OUT_OF_RANGE) outside [first_offset, next_offset]."""
         if not self.first_offset <= offset <= self.next_offset:
             raise Missing(

@@ -1,5 +1,7 @@
 # C declarations of fetch_responses.py for the other compiled modules.
 
+from polywire.protocols.kafka.structure_encoder cimport Writer
+
 
 cdef class Entry:
     cdef public long long bytes_max
@@ -14,14 +16,12 @@ cdef class Entry:
 
 
 cdef class ResponseWriter:
-    cdef bytes _entry
-    cdef bytearray _out
-    cdef list _parts
+    cdef bytes _between
+    cdef bint _flexible
     cdef bytes _tags
     cdef int _version
+    cdef Writer _writer
 
-    cdef void _put_length(self, long long length, Py_ssize_t size) except *
     cpdef void begin_topic(self, str name, bytes topic_id, Py_ssize_t entry_count) except *
     cpdef void end_topic(self) except *
     cpdef void add(self, Entry entry) except *
-    cpdef list finish(self, long long session_id)

@@ -1,7 +1,6 @@
 """The response to a Fetch request: its entries while the request is executed, and their encoding.
 
-* Bytes that are the same in all responses of a version are encoded once, from the table of messages.
-* Records of at least ``PART_BYTES_MIN`` bytes become separate buffers and are not copied.
+Fields that are the same in all entries of a version are encoded once, from the table of messages.
 
 This module is compiled.
 """
@@ -15,17 +14,28 @@ import cython
 
 from polywire.broker.topics import Partition
 from polywire.protocols.kafka import schema
-from polywire.protocols.kafka.codec import encode_response, encode_response_entry
+from polywire.protocols.kafka.codec import encode_response_entry
 from polywire.protocols.kafka.messages import NO_OFFSET, Api, Request
-from polywire.protocols.kafka.structure_encoder import PART_BYTES_MIN
 from polywire.types import Buffer
+
+if cython.compiled:
+    from cython.cimports.polywire.protocols.kafka.structure_encoder import (
+        Writer,
+        finish,
+        put,
+        put_length,
+        put_raw,
+        put_records,
+    )
+else:
+    from polywire.protocols.kafka.structure_encoder import Writer, finish, put, put_length, put_raw, put_records
 
 IDS_SINCE: Final = 13  # first version that names topics by id
 SESSIONS_SINCE: Final = 7  # first version with the error and the session in the response
 START_SINCE: Final = 5  # first version with the first offset of a partition
 _FETCH: Final = Api.FETCH  # read for every response; a module constant is ten times as fast as an attribute
-
-_PART_MIN = cython.declare(cython.Py_ssize_t, PART_BYTES_MIN)
+_NUMBERS_BYTES: Final = 30  # an entry's fields from the number of the partition to its first offset
+_NO_ERROR: Final = 0
 
 
 @cython.final
@@ -66,24 +76,13 @@ class Entry:
 
 
 @cache
-def _fixed_bytes(version: int) -> tuple[bytes, bytes]:
-    """Return a response before the number of topics, and the entry of a partition before the length of its records.
-
-    In every version, both begin with the numbers that ``ResponseWriter`` replaces.
-    """
+def _between(version: int) -> bytes:
+    """Return the bytes of a partition's entry between its first offset and the length of its records."""
     request = Request(Api.FETCH, version, 0, None, None)
-    response = schema.response(Api.FETCH)
-    *_, entry = encode_response_entry(request, response.Responses.Partitions(records=b""))
+    *_, entry = encode_response_entry(request, schema.response(Api.FETCH).Responses.Partitions(records=b""))
     assert entry is not None, "the last value is the entry"
     rest = 2 if schema.is_flexible(Api.FETCH, version) else 4  # a length of zero, and tags
-    return b"".join(encode_response(request, response(responses=[])))[:-rest], entry[:-rest]
-
-
-@cython.cfunc
-def _put(out: bytearray, at: cython.Py_ssize_t, value: cython.longlong, size: cython.Py_ssize_t) -> cython.void:
-    i: cython.Py_ssize_t
-    for i in range(size):
-        out[at + i] = (value >> (8 * (size - 1 - i))) & 255
+    return entry[_NUMBERS_BYTES if version >= START_SINCE else _NUMBERS_BYTES - 8 : -rest]
 
 
 @cython.final
@@ -92,80 +91,64 @@ class ResponseWriter:
     """Encodes a response. Its topics, and the entries of each, are added in order."""
 
     if not cython.compiled:
-        __slots__ = ("_entry", "_out", "_parts", "_tags", "_version")
+        __slots__ = ("_between", "_flexible", "_tags", "_version", "_writer")
 
-    def __init__(self, request: Request, topic_count: int) -> None:
+    def __init__(self, request: Request, session_id: int, topic_count: int) -> None:
         self._version = request.version
-        self._tags = b"\0" if schema.is_flexible(_FETCH, request.version) else b""  # the end of each structure
-        body, self._entry = _fixed_bytes(request.version)
-        self._parts: list[Any] = []
-        self._out = bytearray(body)
-        _put(self._out, 4, request.correlation_id, 4)
-        self._put_length(topic_count, 4)
-
-    @cython.cfunc
-    def _put_length(self, length: cython.longlong, size: cython.Py_ssize_t) -> cython.void:
-        out: bytearray = self._out
-        if not self._tags:
-            while size > 0:
-                size -= 1
-                out.append((length >> (8 * size)) & 255)
-            return
-        length += 1
-        while length > 127:
-            out.append((length & 127) | 128)
-            length >>= 7
-        out.append(length)
+        self._flexible = schema.is_flexible(_FETCH, request.version)
+        self._tags = b"\0" if self._flexible else b""  # the end of each structure
+        self._between = _between(request.version)
+        writer: Writer = Writer(256)
+        self._writer = writer
+        put(writer, 0, 4)  # the length
+        put(writer, request.correlation_id, 4)
+        put_raw(writer, self._tags)
+        put(writer, 0, 4)  # see ``delay``
+        if request.version >= SESSIONS_SINCE:
+            put(writer, _NO_ERROR, 2)
+            put(writer, session_id, 4)
+        put_length(writer, topic_count, self._flexible, 4)
 
     @cython.ccall
     def begin_topic(self, name: str, topic_id: bytes, entry_count: cython.Py_ssize_t) -> cython.void:
         if self._version >= IDS_SINCE:
-            self._out += topic_id
+            put_raw(self._writer, topic_id)
         else:
             encoded: bytes = name.encode()
-            self._put_length(len(encoded), 2)
-            self._out += encoded
-        self._put_length(entry_count, 4)
+            put_length(self._writer, len(encoded), self._flexible, 2)
+            put_raw(self._writer, encoded)
+        put_length(self._writer, entry_count, self._flexible, 4)
 
     @cython.ccall
     def end_topic(self) -> cython.void:
-        self._out += self._tags
+        put_raw(self._writer, self._tags)
 
     @cython.ccall
     def add(self, entry: Entry) -> cython.void:
-        at: cython.Py_ssize_t = len(self._out)
-        size: cython.Py_ssize_t = len(entry.records)
-        self._out += self._entry
-        _put(self._out, at, entry.index, 4)
-        _put(self._out, at + 4, entry.error, 2)
-        _put(self._out, at + 6, entry.high_watermark, 8)
-        _put(self._out, at + 14, entry.high_watermark, 8)  # the last stable offset
+        writer: Writer = self._writer
+        put(writer, entry.index, 4)
+        put(writer, entry.error, 2)
+        put(writer, entry.high_watermark, 8)
+        put(writer, entry.high_watermark, 8)  # the last stable offset
         if self._version >= START_SINCE:
-            _put(self._out, at + 22, entry.start, 8)
-        self._put_length(size, 4)
-        if size < _PART_MIN:
-            self._out += entry.records
-        else:
-            self._parts += (self._out, entry.records)
-            self._out = bytearray()
-        self._out += self._tags
+            put(writer, entry.start, 8)
+        put_raw(writer, self._between)
+        put_records(writer, entry.records, self._flexible)
+        put_raw(writer, self._tags)
 
-    @cython.ccall
-    def finish(self, session_id: cython.longlong) -> list:  # type: ignore[type-arg]
-        """Return the response as consecutive buffers."""
-        first: bytearray
-        size: cython.Py_ssize_t = 0
-        self._out += self._tags
-        if len(self._out):
-            self._parts.append(self._out)
-        first = self._parts[0]
-        for part in self._parts:
-            size += len(part)
-        _put(first, 0, size - 4, 4)
-        if self._version >= SESSIONS_SINCE:
-            _put(first, 14 + len(self._tags), session_id, 4)
-        return self._parts
+    def size(self) -> int:
+        """Return the number of bytes of the response if nothing is added."""
+        return self._writer.at + self._writer.outside + len(self._tags)
 
-    def delay(self, delay_ms: cython.longlong) -> None:
-        """Set the time for which quotas delay the client, in a finished response."""
-        _put(self._parts[0], 8 + len(self._tags), delay_ms, 4)
+    def delay(self, delay_ms: int) -> None:
+        """Set the time for which quotas delay the client."""
+        writer: Writer = self._writer
+        at: cython.Py_ssize_t = writer.at
+        writer.at = 8 + len(self._tags)
+        put(writer, delay_ms, 4)
+        writer.at = at
+
+    def finish(self) -> list[Buffer]:
+        """Return the response as consecutive buffers. Nothing may be added afterwards."""
+        put_raw(self._writer, self._tags)
+        return finish(self._writer)

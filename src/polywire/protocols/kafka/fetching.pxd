@@ -8,7 +8,6 @@ cdef class Fetching:
     cdef object _broker
     cdef long long _bytes
     cdef long long _bytes_max
-    cdef long _count
     cdef double _deadline
     cdef list _entries
     cdef bint _has_failed

@@ -31,7 +31,7 @@ from polywire.protocols.kafka.offsets import leader_error
 from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.session import KafkaSession
 from polywire.protocols.runtime.session import QUANTUM_S
-from polywire.protocols.runtime.slices import AT_ONCE_MAX, Slices
+from polywire.protocols.runtime.slices import AT_ONCE_MAX, rest_in_slices
 from polywire.records.compression import expand_body
 
 if cython.compiled:
@@ -51,8 +51,6 @@ ENCODED_AT_ONCE_MAX: Final = 1_000  # entries of a response that are encoded in 
 _LENGTH: Final = Struct("<4xI")
 _FETCH: Final = Action.FETCH  # read for every request; a module constant is ten times as fast as an attribute
 _READ_MIN = cython.declare(cython.longlong, READ_BYTES_MIN)
-_AT_ONCE = cython.declare(cython.long, AT_ONCE_MAX)
-_ENCODED_AT_ONCE = cython.declare(cython.long, ENCODED_AT_ONCE_MAX)
 _GROWTH = cython.declare(cython.longlong, GROWTH_BYTES)
 _DONE = cython.declare(cython.int, encoder.DONE)
 _CAP = cython.declare(cython.int, encoder.CAP)
@@ -74,7 +72,6 @@ class Fetching:
             "_broker",
             "_bytes",
             "_bytes_max",
-            "_count",
             "_deadline",
             "_entries",
             "_has_failed",
@@ -105,26 +102,21 @@ class Fetching:
         self._entries: list[Any] = []  # the partitions to read
         self._number = 0  # partitions before this one were read
         self._bytes = 0  # records in the response
-        self._count = 0  # entries in the response
         self._ticket = 0  # incremented to make pending operations stale: callbacks with an earlier ticket are ignored
         self._has_failed = False
         answer.cancel = self._cancel
 
     @cython.cfunc
     def _with_pauses(self, steps: Iterator[None], then: Callable[[], None], at_once: cython.long) -> Any:
-        """Run the steps, then call ``then``. The first steps run immediately, the others in slices.
-
-        This is ``rest_in_slices`` without the cost of its calls.
-        """
-        for _ in steps:
-            at_once -= 1
-            if at_once < 0:
-                self._slices = Slices(self._broker, steps, partial(_proceed, then))
-                return
-        then()
+        """Run the steps, then call ``then``. The first steps run immediately, the others in slices."""
+        slices = rest_in_slices(self._broker, steps, then, at_once=at_once)
+        if slices is None:
+            then()
+        else:
+            self._slices = slices
 
     def begin(self, request: FetchRequest) -> None:
-        self._with_pauses(self._check_each(request.topics), self.run, _AT_ONCE)
+        self._with_pauses(self._check_each(request.topics), self.run, AT_ONCE_MAX)
 
     def _check_each(self, topics: list[FetchRequest.Topics]) -> Iterator[None]:
         """Add an entry without records to the response for each partition.
@@ -136,7 +128,6 @@ class Fetching:
             entries: list[Any] = []
             self._topics.append((topic_request.topic, topic_id, entries))
             topic = self._find(topic_request.topic, topic_id)
-            self._count += len(topic_request.partitions)
             for partition_request in topic_request.partitions:
                 in_session = None
                 if self._opened_session is not None:
@@ -288,7 +279,7 @@ class Fetching:
         wake = partial(self._woken, self._ticket)
         delay = max(self._deadline - broker.clock.monotonic(), 0.0)
         self._stops.append(broker.loop.call_later(delay, wake))
-        self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing, _AT_ONCE)
+        self._with_pauses(self._wait_for_each(self._ticket, wake), _nothing, AT_ONCE_MAX)
 
     def _wait_for_each(self, ticket: int, wake: Callable[[], None]) -> Iterator[None]:
         """Have ``wake`` called when a partition has records that were not read."""
@@ -352,7 +343,7 @@ class Fetching:
         if opened_session is None or opened_session.is_over:
             self._send(0)
         else:
-            self._with_pauses(self._remember_each(), partial(self._send, opened_session.number), _AT_ONCE)
+            self._with_pauses(self._remember_each(), partial(self._send, opened_session.number), AT_ONCE_MAX)
 
     def _remember_each(self) -> Iterator[None]:
         """Store in the new session the offsets that the response sends to the client."""
@@ -364,8 +355,8 @@ class Fetching:
             yield None
 
     def _send(self, session_id: int) -> None:
-        writer: ResponseWriter = ResponseWriter(self._answer.request, len(self._topics))
-        self._with_pauses(self._encode_each(writer), partial(self._respond, writer, session_id), _ENCODED_AT_ONCE)
+        writer: ResponseWriter = ResponseWriter(self._answer.request, session_id, len(self._topics))
+        self._with_pauses(self._encode_each(writer), partial(self._respond, writer), ENCODED_AT_ONCE_MAX)
 
     def _encode_each(self, writer: ResponseWriter) -> Iterator[None]:
         for name, topic_id, entries in self._topics:
@@ -375,22 +366,17 @@ class Fetching:
                 yield None
             writer.end_topic()
 
-    def _respond(self, writer: ResponseWriter, session_id: int) -> None:
+    def _respond(self, writer: ResponseWriter) -> None:
         """Send the encoded response, with the time for which quotas delay the client."""
-        parts = writer.finish(session_id)
         output = self._session.output
         if output.meter is not None and not self._session.closed:
-            writer.delay(output.delay_ms(sum(map(len, parts))))
+            writer.delay(output.delay_ms(writer.size()))
+        parts = writer.finish()
         self._answer.fill(parts, _nothing if len(parts) > 1 else None)  # more than one part is not copied
 
 
 def _nothing() -> None:
     pass
-
-
-def _proceed(then: Callable[[], None], made: list[None] | BrokerError) -> None:
-    assert not isinstance(made, BrokerError), "errors are set in the entries"
-    then()
 
 
 @cython.cfunc

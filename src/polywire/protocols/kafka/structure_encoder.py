@@ -42,7 +42,7 @@ _STRUCTURE = cython.declare(cython.int, 20)
 
 @cython.final
 @cython.cclass
-class _Writer:
+class Writer:
     """The output: written bytes, and record buffers that are not copied.
 
     Attributes:
@@ -53,14 +53,7 @@ class _Writer:
         outside: total size of these buffers.
     """
 
-    if cython.compiled:
-        out: bytearray
-        p: cython.p_uchar
-        at: cython.Py_ssize_t
-        size: cython.Py_ssize_t
-        cuts: list
-        outside: cython.Py_ssize_t
-    else:
+    if not cython.compiled:  # when compiled, structure_encoder.pxd declares the fields
         __slots__ = ("at", "cuts", "out", "outside", "p", "size")
 
     def __init__(self, size: int) -> None:
@@ -76,7 +69,7 @@ class _Writer:
 
 
 @cython.cfunc
-def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
+def _grow(w: Writer, size: cython.Py_ssize_t) -> cython.void:
     if w.size - w.at >= size:
         return
     w.size = 2 * w.size + size
@@ -89,7 +82,7 @@ def _grow(w: _Writer, size: cython.Py_ssize_t) -> cython.void:
 
 
 @cython.cfunc
-def _put(w: _Writer, x: cython.longlong, size: cython.int) -> cython.void:
+def put(w: Writer, x: cython.longlong, size: cython.int) -> cython.void:
     """Write a number of ``size`` bytes. Raises ValueError if it does not fit."""
     if size < 8 and x >> (8 * size - 1) != 0 and x >> (8 * size - 1) != -1:
         raise ValueError(f"number does not fit its field number={x} bytes={size}")
@@ -101,7 +94,7 @@ def _put(w: _Writer, x: cython.longlong, size: cython.int) -> cython.void:
 
 
 @cython.cfunc
-def _put_varint(w: _Writer, x: cython.longlong) -> cython.void:
+def _put_varint(w: Writer, x: cython.longlong) -> cython.void:
     _grow(w, 10)
     while x > 127:
         w.p[w.at] = (x & 127) | 128
@@ -112,17 +105,17 @@ def _put_varint(w: _Writer, x: cython.longlong) -> cython.void:
 
 
 @cython.cfunc
-def _put_length(w: _Writer, length: cython.longlong, flexible: cython.bint, size: cython.int) -> cython.void:
+def put_length(w: Writer, length: cython.longlong, flexible: cython.bint, size: cython.int) -> cython.void:
     if flexible:
         _put_varint(w, length + 1)
     elif size == 2 and length > _TEXT_BYTES_MAX:
         raise ValueError(f"text does not fit its field bytes={length}")
     else:
-        _put(w, length, size)
+        put(w, length, size)
 
 
 @cython.cfunc
-def _put_raw(w: _Writer, data: object) -> cython.void:
+def put_raw(w: Writer, data: object) -> cython.void:
     lent: Lent = lend(data)  # type: ignore[arg-type, unused-ignore]
     _grow(w, lent.size)
     if lent.size > 0:
@@ -131,7 +124,7 @@ def _put_raw(w: _Writer, data: object) -> cython.void:
 
 
 @cython.cfunc
-def _put_records(w: _Writer, data: object, flexible: cython.bint) -> cython.void:
+def put_records(w: Writer, data: object, flexible: cython.bint) -> cython.void:
     """Write record bytes, which are one buffer or several consecutive ones."""
     parts: list[object] = data if isinstance(data, list) else [data]
     size: cython.Py_ssize_t = 0
@@ -140,68 +133,68 @@ def _put_records(w: _Writer, data: object, flexible: cython.bint) -> cython.void
     for part in parts:
         lent = lend(part)  # type: ignore[arg-type, unused-ignore]
         size += lent.size
-    _put_length(w, size, flexible, 4)
+    put_length(w, size, flexible, 4)
     for part in parts:
         lent = lend(part)  # type: ignore[arg-type, unused-ignore]
         if lent.size < _PART_MIN:
-            _put_raw(w, part)
+            put_raw(w, part)
         else:
             w.cuts.append((w.at, part))
             w.outside += lent.size
 
 
 @cython.cfunc
-def _put_single(w: _Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
+def _put_single(w: Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
     kind: cython.int = step.kind
     encoded: bytes
     if kind == _BOOL:
-        _put(w, 1 if value else 0, 1)
+        put(w, 1 if value else 0, 1)
     elif kind <= _I64:
-        _put(w, value, kind)  # type: ignore[arg-type, unused-ignore]
+        put(w, value, kind)  # type: ignore[arg-type, unused-ignore]
     elif kind == _STRUCTURE:
         if step.nullable and not step.is_array and step.tag < 0:
-            _put(w, -1 if value is None else 1, 1)
+            put(w, -1 if value is None else 1, 1)
             if value is None:
                 return
         if isinstance(value, bytes):  # already encoded
-            _put_raw(w, value)
+            put_raw(w, value)
             return
         _put_structure(w, step.program, step.program.record() if value is None else value)
     elif kind == _ID:
         if len(value) != _ID_BYTES:  # type: ignore[arg-type, unused-ignore]
             raise ValueError(f"id must have 16 bytes field={step.name}")
-        _put_raw(w, value)
+        put_raw(w, value)
     elif kind == _FLOAT:
-        _put_raw(w, _F64.pack(value))
+        put_raw(w, _F64.pack(value))
     elif value is None and step.nullable and not step.is_array:
-        _put_length(w, -1, flexible, 2 if kind == _TEXT else 4)
+        put_length(w, -1, flexible, 2 if kind == _TEXT else 4)
     elif kind == _TEXT:
         encoded = b"" if value is None else value.encode()  # type: ignore[attr-defined, unused-ignore]
-        _put_length(w, len(encoded), flexible, 2)
-        _put_raw(w, encoded)
+        put_length(w, len(encoded), flexible, 2)
+        put_raw(w, encoded)
     elif kind == _RECORDS:
-        _put_records(w, b"" if value is None else value, flexible)
+        put_records(w, b"" if value is None else value, flexible)
     else:
         value = b"" if value is None else value
-        _put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
-        _put_raw(w, value)
+        put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
+        put_raw(w, value)
 
 
 @cython.cfunc
-def _put_value(w: _Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
+def _put_value(w: Writer, step: Step, value: object, flexible: cython.bint) -> cython.void:
     element: object
     if not step.is_array:
         _put_single(w, step, value, flexible)
     elif value is None:
-        _put_length(w, -1 if step.nullable else 0, flexible, 4)
+        put_length(w, -1 if step.nullable else 0, flexible, 4)
     else:
-        _put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
+        put_length(w, len(value), flexible, 4)  # type: ignore[arg-type, unused-ignore]
         for element in value:  # type: ignore[attr-defined, unused-ignore]
             _put_single(w, step, element, flexible)
 
 
 @cython.cfunc
-def _put_structure(w: _Writer, program: Program, record: object) -> cython.void:
+def _put_structure(w: Writer, program: Program, record: object) -> cython.void:
     step: Step
     for step in program.steps:
         _put_value(w, step, getattr(record, step.name), program.flexible)
@@ -210,9 +203,9 @@ def _put_structure(w: _Writer, program: Program, record: object) -> cython.void:
 
 
 @cython.cfunc
-def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
+def _put_tags(w: Writer, program: Program, record: object) -> cython.void:
     step: Step
-    inner: _Writer
+    inner: Writer
     said: list[Step] = []
     for step in program.tagged:
         value = getattr(record, step.name)
@@ -220,38 +213,32 @@ def _put_tags(w: _Writer, program: Program, record: object) -> cython.void:
             said.append(step)
     _put_varint(w, len(said))
     for step in sorted(said, key=_tag_of) if len(said) > 1 else said:
-        inner = _Writer(64)
+        inner = Writer(64)
         _put_value(inner, step, getattr(record, step.name), True)
         if inner.outside:
             raise ValueError(f"a tagged field cannot contain records field={step.name}")
         _put_varint(w, step.tag)
         _put_varint(w, inner.at)
-        _put_raw(w, memoryview(inner.out)[: inner.at])
+        put_raw(w, memoryview(inner.out)[: inner.at])
 
 
 def _tag_of(step: Step) -> int:
     return step.tag
 
 
-def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
-    """Encode a message: its length, ``prefix`` and the structure. Return consecutive buffers.
+@cython.cfunc
+def finish(w: Writer) -> list:  # type: ignore[type-arg]
+    """Replace the first four bytes by the length of the message, and return the message as consecutive buffers.
 
-    Record bytes of at least ``PART_BYTES_MIN`` become separate buffers and are not copied. A null in a field that this
-    version does not allow to be null becomes an empty value. Raises ValueError or OverflowError for values that do not
-    fit.
+    Raises ValueError if it is too long.
     """
-    w: _Writer = _Writer(256)
     at: cython.Py_ssize_t
-    whole: cython.Py_ssize_t
+    whole: cython.Py_ssize_t = w.at
     begun: cython.Py_ssize_t = 0
-    _put(w, 0, 4)
-    _put_raw(w, prefix)
-    _put_structure(w, program, record)
-    whole = w.at
     if whole - 4 + w.outside > _I32_MAX:
         raise ValueError(f"message is too long bytes={whole - 4 + w.outside}")
     w.at = 0
-    _put(w, whole - 4 + w.outside, 4)
+    put(w, whole - 4 + w.outside, 4)
     if not w.cuts:
         return [_written(w, whole)]
     view = memoryview(w.out)
@@ -263,6 +250,20 @@ def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer
     if begun < whole:
         parts.append(view[begun:whole])
     return [part for part in parts if len(part)]
+
+
+def encode(program: Program, record: object, prefix: bytes = b"") -> list[Buffer]:
+    """Encode a message: its length, ``prefix`` and the structure. Return consecutive buffers.
+
+    Record bytes of at least ``PART_BYTES_MIN`` become separate buffers and are not copied. A null in a field that this
+    version does not allow to be null becomes an empty value. Raises ValueError or OverflowError for values that do not
+    fit.
+    """
+    w: Writer = Writer(256)
+    put(w, 0, 4)
+    put_raw(w, prefix)
+    _put_structure(w, program, record)
+    return finish(w)
 
 
 def encode_entries(program: Program, record: Any) -> Iterator[None]:
@@ -297,7 +298,7 @@ def encode_entry(program: Program, entry: Any) -> Iterator[bytes | None]:
 
 
 @cython.cfunc
-def _written(w: _Writer, size: cython.Py_ssize_t) -> bytes:
+def _written(w: Writer, size: cython.Py_ssize_t) -> bytes:
     if cython.compiled:
         copy = PyBytes_FromStringAndSize(cython.cast(cython.p_char, w.p), size)
     else:
@@ -307,7 +308,7 @@ def _written(w: _Writer, size: cython.Py_ssize_t) -> bytes:
 
 @cython.cfunc
 def _entry_bytes(program: Program, entry: object) -> bytes:
-    w: _Writer = _Writer(64)
+    w: Writer = Writer(64)
     _put_structure(w, program, entry)
     return _written(w, w.at)
 
