@@ -19,18 +19,18 @@ from polywire.protocols.cursus.batches import ACKED, LEVELS, Batch, Status, ackn
 from polywire.protocols.cursus.idempotence import STORED_BYTES_MAX, append_failure
 from polywire.protocols.cursus.messages import Refused, encoded
 from polywire.protocols.runtime.off_loop import LONG_BYTES
-from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
+from polywire.protocols.runtime.shapes import PRODUCE, SHAPE_BYTES_MAX
 from polywire.records.batch import from_spans
 from polywire.records.columns import Column
 from polywire.types import Level
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.runtime.pipelined import BareSlot
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, is_permitted
     from cython.cimports.polywire.records.memory import Lent, lend, load_i64
 else:
     from polywire.protocols.runtime.pipelined import BareSlot
-    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, is_permitted
     from polywire.records.memory import Lent, lend, load_i64
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def take(session: CursusSession, data: memoryview, start: int, end: int) -> bool
         except Refused:
             return False
         principal = state.guard.acting
-    if not may_produce(access, principal, topic):
+    if not is_permitted(access, principal, PRODUCE, topic):
         return False
     scratch = state.scratch
     if size > scratch.reserved_bytes:

@@ -39,6 +39,7 @@ from polywire.protocols.flux.reply_slots import ProducedLines, ScratchArrays
 from polywire.protocols.runtime import commands
 from polywire.protocols.runtime.sequential import CLOSED
 from polywire.protocols.runtime.session import QUANTUM_S, Output
+from polywire.protocols.runtime.shapes import PRODUCE
 from polywire.records.batch import from_spans
 from polywire.records.partitioner import partitions_of
 from polywire.types import KeyHash, Level, TopicName
@@ -47,12 +48,12 @@ if cython.compiled:
     from cython.cimports.polywire.protocols.flux.reply_slots import Answer, Produced
     from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
     from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined
-    from cython.cimports.polywire.protocols.runtime.shapes import may_produce
+    from cython.cimports.polywire.protocols.runtime.shapes import is_permitted
 else:
     from polywire.protocols.flux.reply_slots import Answer, Produced
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined
-    from polywire.protocols.runtime.shapes import may_produce
+    from polywire.protocols.runtime.shapes import is_permitted
 
 LINE_END_S: Final = 2.0  # how long to wait for the end of a line that is too long
 # how long records wait for space in the log before they are refused; clients give up after 5 s
@@ -288,7 +289,7 @@ class FluxSession(BarePipelined):
             self.broker.access.authorize(self.principal, Action.PRODUCE, self.broker.resource(name))
             return self.ensure_topic(name)
         principal = self.principal
-        if not may_produce(self.broker.access, principal, topic):
+        if not is_permitted(self.broker.access, principal, PRODUCE, topic):
             raise self.broker.access.refusal(principal, Action.PRODUCE, topic)
         return topic
 

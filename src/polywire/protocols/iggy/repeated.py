@@ -16,18 +16,18 @@ from polywire.protocols.iggy.decoder import from_flat, from_indexed, message_hea
 from polywire.protocols.iggy.messages import U32, Code
 from polywire.protocols.iggy.reader import Reader
 from polywire.protocols.iggy.reply_slots import Answer
-from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX
+from polywire.protocols.runtime.shapes import PRODUCE, SHAPE_BYTES_MAX
 from polywire.types import Level
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
     from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, is_permitted
     from cython.cimports.polywire.records.memory import Lent, lend, load_u32
 else:
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined
-    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, is_permitted
     from polywire.records.memory import Lent, lend, load_u32
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def take(session: IggySession, data: memoryview, start: int, end: int) -> bool:
     if partition.ended or is_renamed or session.recognition.dialect is not dialect:
         shapes.forget(shape)  # another request with this beginning is learned again
         return False
-    if principal is None or not may_produce(session.broker.access, principal, topic):
+    if principal is None or not is_permitted(session.broker.access, principal, PRODUCE, topic):
         return False
     at += len(shape.before)
     if dialect.batched:

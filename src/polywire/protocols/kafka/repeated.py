@@ -27,20 +27,20 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.structure_decoder import locate
 from polywire.protocols.kafka.structures import changed
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
-from polywire.protocols.runtime.shapes import SHAPE_BYTES_MAX, SHAPES_MAX
+from polywire.protocols.runtime.shapes import PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX
 from polywire.types import Buffer, Level
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
     from cython.cimports.polywire.protocols.runtime.append_queue import AppendQueue
     from cython.cimports.polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
-    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from cython.cimports.polywire.protocols.runtime.shapes import BareShape, Shapes, Template, is_permitted
     from cython.cimports.polywire.records.memory import Lent, filled, lend, lend_writable
 else:
     from polywire.protocols.kafka.decoder import BatchHead, Built, build, check_batch
     from polywire.protocols.runtime.append_queue import AppendQueue
     from polywire.protocols.runtime.pipelined import BarePipelined, BareSlot
-    from polywire.protocols.runtime.shapes import BareShape, Shapes, may_produce
+    from polywire.protocols.runtime.shapes import BareShape, Shapes, Template, is_permitted
     from polywire.records.memory import Lent, filled, lend, lend_writable
 
 from polywire.protocols.kafka.decoder import BATCH_HEAD_BYTES, CODEC_AT, CODEC_BITS
@@ -194,30 +194,24 @@ def _failure(shape: Shape, correlation: int, result: int | BrokerError) -> list[
 
 @cython.final
 @cython.cclass
-class FetchShape:
+class FetchShape(Template):
     """A Fetch request that later ones repeat.
 
     Attributes:
-        frame: its bytes.
-        varies: for each of them, 1 if another request may have a different one, otherwise 0.
+        request: the request.
         numbers: (record, field, position, size) of the numbers in ``request`` that differ.
     """
 
     if cython.compiled:
-        frame: bytes
-        varies: bytearray
         numbers: list
         request: object
     else:
-        __slots__ = ("frame", "numbers", "request", "varies")
+        __slots__ = ("numbers", "request")
 
     def __init__(self, frame: bytes, request: Request, numbers: list[Any]) -> None:
-        self.frame = frame
+        super().__init__(frame, ((4, 4), *[(at, size) for _, _, at, size in numbers]))
         self.request = request
         self.numbers = numbers
-        self.varies = bytearray(len(frame))
-        for at, size in ((4, 4), *[(at, size) for _, _, at, size in numbers]):
-            self.varies[at : at + size] = b"\1" * size
 
 
 def learn_fetch(session: KafkaSession, frame: memoryview, request: Request) -> None:
@@ -230,19 +224,6 @@ def learn_fetch(session: KafkaSession, frame: memoryview, request: Request) -> N
     del session.fetch_shapes[: 1 - SHAPES_MAX]
     session.fetch_shapes.append(FetchShape(copy, request._replace(body=body), numbers))
     session.take_repeated = take
-
-
-@cython.cfunc
-def _matches(shape: FetchShape, p: cython.p_const_uchar, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.bint:
-    frame: cython.p_const_uchar = shape.frame
-    varies: bytearray = shape.varies
-    size: cython.Py_ssize_t = len(shape.frame)
-    i: cython.Py_ssize_t = 0
-    if end - at != size:
-        return False
-    while i < size and (p[at + i] == frame[i] or varies[i]):
-        i += 1
-    return i == size
 
 
 @cython.cfunc
@@ -261,7 +242,7 @@ def _take_fetch(session: KafkaSession, lent: Lent, at: cython.Py_ssize_t, end: c
     """Execute a Fetch request if it repeats an earlier one. Return False, without an effect, if not."""
     shape: FetchShape
     for shape in session.fetch_shapes:
-        if _matches(shape, lent.p, at, end):
+        if shape.matches(lent.p, at, end):
             break
     else:
         return False
@@ -375,7 +356,7 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
     settings = topic.settings
     if settings is not shape.settings:
         shape.accept(settings)
-    if shape.has_times_of_append or not may_produce(broker.access, principal, topic):
+    if shape.has_times_of_append or not is_permitted(broker.access, principal, PRODUCE, topic):
         return False
     head: BatchHead
     built: Built
@@ -401,5 +382,8 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
     slot: RepeatedSlot = RepeatedSlot(session, shape, correlation)
     replies.append(slot)
     queue: AppendQueue = session.append_queue
-    queue.produce(partition, built.batch, shape.level, slot.done, session.caller)
+    caller = session._caller
+    if caller is None or caller.principal is not principal:
+        caller = session.caller
+    queue.produce(partition, built.batch, shape.level, slot.done, caller)
     return True

@@ -24,7 +24,7 @@ from polywire.protocols.polywire import groups, messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.produce_runs import correlations_of, encode_produced, merged_run
+from polywire.protocols.polywire.produce_runs import RunResponse, merged_run
 from polywire.protocols.polywire.replies import ReplyOwner
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
@@ -119,28 +119,6 @@ class RunOwner(ReplyOwner, Protocol):
     def respond_run(self, answers: bytes, count: int) -> None: ...
 
 
-class _RunResponse:
-    """The responses to consecutive requests whose records were joined in one batch.
-
-    ``done`` is called when the batch is stored.
-    """
-
-    __slots__ = ("_partition", "_run_requests", "_session")
-
-    def __init__(self, session: RunOwner, run_requests: bytes, partition: int) -> None:
-        self._session: Final = session
-        self._run_requests: Final = run_requests
-        self._partition: Final = partition
-
-    def done(self, offset: int | BrokerError) -> None:
-        correlations = correlations_of(self._run_requests)
-        if not isinstance(offset, BrokerError):
-            self._session.respond_run(encode_produced(self._run_requests, self._partition, offset), len(correlations))
-            return
-        for correlation in correlations:
-            self._session.respond_error(Verb.PRODUCE, correlation, offset)
-
-
 class _PublishResponse:
     """The response to PUBLISH. It is sent when ``done`` and ``end`` were called."""
 
@@ -217,11 +195,10 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
     except ValueError:
         return False
     partition = partition_of(topic, request.partition)
-    done = _RunResponse(session, run_requests, request.partition).done
-    broker.produce(partition, batch, by=by, level=level, done=done)
-    count = len(correlations_of(run_requests))
-    session.owe(count)
-    session.requests += count - 1  # the session has counted one
+    response = RunResponse(session, run_requests, request.partition)
+    broker.produce(partition, batch, by=by, level=level, done=response.done)
+    session.owe(response.count)
+    session.requests += response.count - 1  # the session has counted one
     return True
 
 

@@ -3,4 +3,4 @@
 cdef bytes encode_one(
     unsigned int correlation, unsigned int partition, unsigned long long base_offset, unsigned int record_count
 )
-cdef Py_ssize_t lone_bytes(memoryview data, Py_ssize_t at) except? -1
+cdef Py_ssize_t short_bytes(memoryview data, Py_ssize_t at) except? -1

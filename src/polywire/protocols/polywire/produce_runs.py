@@ -6,17 +6,20 @@ handled alone.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cython
 
-from polywire.errors import ErrorCode, Invalid
+from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire.batches import FORBIDDEN_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
-from polywire.records.batch import merge, validate
+from polywire.records.batch import merge
 from polywire.types import Buffer
 
 if cython.compiled:
+    from cython.cimports.polywire.records.check import validate
     from cython.cimports.polywire.records.fields import load_columns, load_length
     from cython.cimports.polywire.records.memory import (
         Lent,
@@ -28,6 +31,7 @@ if cython.compiled:
     )
     from cython.cimports.polywire.records.reshape import small_records
 else:
+    from polywire.records.check import validate
     from polywire.records.fields import load_columns, load_length
     from polywire.records.memory import Lent, lend, lend_writable, load_u32, move, store_u32
     from polywire.records.reshape import small_records
@@ -40,6 +44,7 @@ _FRAME_BYTES_MAX = cython.declare(
 _FORBIDDEN = cython.declare(cython.uint, FORBIDDEN_COLUMNS)
 _BATCH_HEADER_BYTES = cython.declare(cython.Py_ssize_t, 104)
 _PRODUCE = cython.declare(cython.uint, Verb.PRODUCE)  # second word of a prefix: the verb, no flags, zero
+_FETCH = cython.declare(cython.uint, Verb.FETCH)
 _REQUEST_BYTES = cython.declare(cython.Py_ssize_t, 8)  # size of the correlation id and the record count of a frame
 _ANSWER_BYTES_MAX = cython.declare(cython.Py_ssize_t, 16 + 3 + 3 * 9)
 
@@ -131,9 +136,36 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
     return merge(batches), bytes(requests[:filled])
 
 
-def correlations_of(requests: Buffer) -> list[int]:
-    """Return the correlation id of each frame. ``requests`` is the second result of ``merged_run``."""
-    return list(memoryview(requests).cast("B").cast("I")[::2])
+@cython.cclass
+class RunResponse:
+    """The responses to consecutive requests whose records were joined in one batch.
+
+    Attributes:
+        count: number of requests.
+    """
+
+    if cython.compiled:
+        _session: object
+        _requests: bytes
+        _partition: cython.uint
+        count = cython.declare(cython.long, visibility="readonly")
+    else:
+        __slots__ = ("_partition", "_requests", "_session", "count")
+
+    def __init__(self, session: Any, requests: bytes, partition: int) -> None:
+        """``session`` is a ``produce.RunOwner``, ``requests`` the second result of ``merged_run``."""
+        self._session = session
+        self._requests = requests
+        self._partition = partition
+        self.count = len(requests) // _REQUEST_BYTES
+
+    def done(self, offset: int | BrokerError) -> None:
+        """Completion of the append."""
+        if not isinstance(offset, BrokerError):
+            self._session.respond_run(encode_produced(self._requests, self._partition, offset), self.count)
+            return
+        for correlation in memoryview(self._requests).cast("B").cast("I")[::2]:
+            self._session.respond_error(Verb.PRODUCE, correlation, offset)
 
 
 @cython.cfunc
@@ -159,11 +191,13 @@ def _put_number(p: cython.p_uchar, at: cython.Py_ssize_t, number: cython.ulonglo
 
 @cython.cfunc
 @cython.exceptval(-1, check=True)
-def lone_bytes(data: memoryview, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    """Return the size of the frame at ``at`` if it is a short PRODUCE, and the only one in ``data``; otherwise 0."""
+def short_bytes(data: memoryview, at: cython.Py_ssize_t) -> cython.Py_ssize_t:
+    """Return the size of the frame at ``at`` if it is a short and complete PRODUCE or FETCH, otherwise 0."""
     lent: Lent = lend(data)
     size: cython.Py_ssize_t = _PREFIX_BYTES + load_u32(lent.p, at)
-    if size != lent.size - at or size > _FRAME_BYTES_MAX or load_u32(lent.p, at + 4) != _PRODUCE:
+    if size > lent.size - at or size > _FRAME_BYTES_MAX:
+        return 0
+    if load_u32(lent.p, at + 4) != _PRODUCE and load_u32(lent.p, at + 4) != _FETCH:
         return 0
     return size
 

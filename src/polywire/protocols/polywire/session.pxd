@@ -18,6 +18,7 @@ cdef class PolywireSession(BareFramed):
     cdef public list _readings
     cdef public object _ready
     cdef public object admission
+    cdef public list fetch_shapes
     cdef public object round_robin
     cdef public object shapes
 

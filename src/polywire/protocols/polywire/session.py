@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import cython
 
@@ -48,16 +48,20 @@ from polywire.records.columns import MERGED_BYTES_MAX
 
 if cython.compiled:
     from cython.cimports.polywire.protocols.polywire.fetch import RangeFetch
-    from cython.cimports.polywire.protocols.polywire.produce_runs import lone_bytes
+    from cython.cimports.polywire.protocols.polywire.produce_runs import short_bytes
     from cython.cimports.polywire.protocols.runtime.framed import BareFramed
 else:
     from polywire.protocols.polywire.fetch import RangeFetch
-    from polywire.protocols.polywire.produce_runs import lone_bytes
+    from polywire.protocols.polywire.produce_runs import short_bytes
     from polywire.protocols.runtime.framed import BareFramed
+
+if TYPE_CHECKING:
+    from polywire.broker.topics import Partition
 
 REQUESTS_MAX: Final = 1024  # unanswered requests of one connection; the limit bounds pinned callbacks and views
 FETCHES_MAX: Final = 64  # open fetches of one connection, each of which may hold a pin
 _PRODUCE: Final = int(Verb.PRODUCE)  # a plain integer, because it is compared with every frame
+_FETCH: Final = int(Verb.FETCH)
 MEMBERS_MAX: Final = 1_000  # members of share groups on one connection
 HEAVY_S: Final = 0.0005  # a connection whose frames take longer to write is served in turn with others
 
@@ -104,6 +108,7 @@ class PolywireSession(BareFramed):
             "_readings",
             "_ready",
             "admission",
+            "fetch_shapes",
             "round_robin",
             "shapes",
         )
@@ -135,6 +140,7 @@ class PolywireSession(BareFramed):
         self._owed = 0  # requests without a response
         self._prefix = NO_PREFIX  # of the current frame; ``NO_PREFIX`` if it was not decoded
         self.shapes: Final = Shapes()  # the heads of the latest PRODUCE requests, for ``take_repeated``
+        self.fetch_shapes: Final[list[repeated.FetchShape]] = []  # the latest FETCH requests, for ``take_repeated``
 
     @property
     def frame_bytes_max(self) -> int:
@@ -165,10 +171,10 @@ class PolywireSession(BareFramed):
         if len(data) - at < PREFIX_BYTES:
             return 0
         if self.take_repeated is not None:
-            size = lone_bytes(data, at)
+            size = short_bytes(data, at)
             if size:
                 self._prefix = NO_PREFIX
-                return size
+                return size if size == len(data) - at else self._run_bytes(data, at) or size
         self._prefix = prefix = decode_prefix(data, at)
         if prefix.length > LOGIN_FRAME_BYTES_MAX:
             decode_prefix(data, at, length_max=self.admission.frame_bytes_max)
@@ -207,12 +213,17 @@ class PolywireSession(BareFramed):
         Each request must then be executed separately, to get its own error.
         """
         try:
-            request = decode_request(_PRODUCE, frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes])
+            head = frames[PREFIX_BYTES : PREFIX_BYTES + self._prefix.head_bytes]
+            request = decode_request(_PRODUCE, head)
             assert isinstance(request, messages.Produce), "the head of a PRODUCE"
             self.admission.check(self._commands[_PRODUCE], request)
-            return produce.produce_run(self, request, frames)
+            if not produce.produce_run(self, request, frames):
+                return False
         except (PeerError, BrokerError):
             return False
+        if type(self) is PolywireSession:
+            repeated.learn(self, head, request)
+        return True
 
     def _waits(self) -> bool:
         output = self.output
@@ -378,8 +389,11 @@ class PolywireSession(BareFramed):
             command = self._commands[verb]
             self.admission.check(command, request)
             command.handler(self, correlation, request, payload)
-            if verb == _PRODUCE and type(self) is PolywireSession:
-                repeated.learn(self, head, request)
+            if type(self) is PolywireSession:
+                if verb == _PRODUCE:
+                    repeated.learn(self, head, request)
+                elif verb == _FETCH:
+                    repeated.learn_fetch(self, head, request)
         except PeerError as error:
             if error.fatal:
                 raise
@@ -416,13 +430,16 @@ class PolywireSession(BareFramed):
         self.answer(Verb.CANCEL, correlation, Head())
 
     def fetch(self, correlation: int, request: messages.Fetch, _: memoryview) -> None:
+        self.begin_fetch(correlation, request, find_partition(self.broker, request.name, request.partition))
+
+    def begin_fetch(self, correlation: int, request: messages.Fetch, partition: Partition) -> None:
+        """Read a partition, whose name and number are not checked. Raises BrokerError if it is rejected immediately."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:
             raise Busy(ErrorCode.BUSY, f"too many open fetches limit={FETCHES_MAX}")
         # Earlier requests of this connection must be readable. If there are none, a commit costs almost nothing.
         self.broker.commit()
-        partition = find_partition(self.broker, request.name, request.partition)
         fetch = RangeFetch(self, correlation, request, partition)
         self.owe()
         self._fetches[correlation] = fetch

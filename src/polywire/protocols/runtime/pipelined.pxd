@@ -15,8 +15,10 @@ cdef class BarePipelined(BareSequential):
     cdef public object _slots
     cdef public long _blocking
     cdef public bint _ignores_backlog
+    cdef public bint _is_sending_soon
     cdef public object _queued
     cdef public long _unanswered_max
 
     cpdef object append(self, object slot)
     cpdef object slot_filled(self)
+    cdef object _send_filled(self)

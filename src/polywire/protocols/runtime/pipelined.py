@@ -1,7 +1,9 @@
 """Sessions that send responses in the order of the requests, however long each request takes.
 
 Every request gets a reply slot. When the responses to the oldest requests are in their slots, they are written
-together. No asyncio task or future is created per request.
+together. While later requests have no response, this happens at the end of the event loop's pass, because one commit
+often answers many requests, and a system call costs more than a response. No asyncio task or future is created per
+request.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ class BarePipelined(BareSequential):
     """
 
     if not cython.compiled:
-        __slots__ = ("_blocking", "_ignores_backlog", "_queued", "_slots", "_unanswered_max")
+        __slots__ = ("_blocking", "_ignores_backlog", "_is_sending_soon", "_queued", "_slots", "_unanswered_max")
 
     def __init__(self, broker: Any, output: Output, resume: Callable[[], None]) -> None:
         super().__init__(broker, output, resume)
@@ -100,6 +102,7 @@ class BarePipelined(BareSequential):
         self._blocking = 0  # number of blocking slots in ``_slots``
         self._unanswered_max = UNANSWERED_MAX
         self._ignores_backlog = False
+        self._is_sending_soon = False  # whether a call of ``_send_later`` is scheduled
         self._queued: Sized = ()  # batches that the log has not accepted yet; the next request waits for them
 
     @property
@@ -142,6 +145,24 @@ class BarePipelined(BareSequential):
 
     @cython.ccall
     def slot_filled(self) -> None:
+        slots = self._slots
+        if slots:
+            oldest: BareSlot = slots[0]
+            newest: BareSlot = slots[-1]
+            if newest.parts is None:
+                if oldest.parts is not None and not self._is_sending_soon:
+                    self._is_sending_soon = True
+                    self.broker.loop.call_soon(self._send_later)
+                return
+        self._send_filled()
+
+    def _send_later(self) -> None:
+        self._is_sending_soon = False
+        self._send_filled()
+
+    @cython.cfunc
+    def _send_filled(self) -> None:
+        """Send the responses that are next in order."""
         if self._phase is CLOSED:
             return
         slots = self._slots

@@ -1,7 +1,8 @@
 # C-level face of shapes.py for the other compiled modules; it holds declarations only.
 
 
-cdef bint may_produce(object access, object principal, object topic) except -1
+cdef bint is_open(object access, object principal, object topic) except -1
+cdef bint is_permitted(object access, object principal, object action, object topic) except -1
 
 
 cdef class BareShape:
@@ -15,3 +16,10 @@ cdef class Shapes:
     cdef BareShape find(
         self, const unsigned char *p, Py_ssize_t at, Py_ssize_t end, Py_ssize_t any_at, Py_ssize_t any_end
     )
+
+
+cdef class Template:
+    cdef public bytes frame
+    cdef bytearray _varies
+
+    cdef bint matches(self, const unsigned char *p, Py_ssize_t at, Py_ssize_t end)

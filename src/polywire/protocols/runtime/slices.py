@@ -1,12 +1,15 @@
 """Build long responses in slices of time on the event loop.
 
 Other connections are served between two slices. In each pass of the loop, all long responses together get one slice.
+This module is compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Final, Generic, TypeVar
+
+import cython
 
 from polywire.errors import BrokerError
 from polywire.log.base import Completion
@@ -64,9 +67,11 @@ def rest_in_slices(
 
     Otherwise the others run in slices, and ``then`` is called after the last one. The steps raise no BrokerError.
     """
-    for number, _ in enumerate(steps):
-        if number == at_once:
+    left: cython.long = at_once
+    for _ in steps:
+        if left == 0:
             break
+        left -= 1
     else:
         return None
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from polywire.broker.settings import AccessList
 from polywire.broker.topics import Topic
-from polywire.errors import Denied, ErrorCode
 from polywire.protocols.kafka import fetch, fetch_sessions, schema
 from polywire.protocols.kafka.client_batches import decode_batches
 from polywire.protocols.kafka.client_codec import decode_response
@@ -250,16 +251,12 @@ def test_a_deleted_topic_is_reported_and_its_replacement_is_read(world: World) -
     assert reported(consumer.ask()) == {("orders", 0): [b"new"]}
 
 
-def test_a_user_who_lost_permission_gets_no_records(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_who_lost_permission_gets_no_records(world: World) -> None:
     topic = make(world)
     consumer = Consumer(world)
     consumer.ask({topic: {0: 0}})
     consumer.tell({}, max_wait_ms=60_000)
-
-    def denied(*_: object) -> None:
-        raise Denied(ErrorCode.DENIED, "not any more")
-
-    monkeypatch.setattr(type(world.memory.broker.access), "authorize", denied)
+    world.memory.broker.configure_topic(topic, replace(topic.settings, access=AccessList(readers=("root",))))
     put(world, topic, b"secret")
     consumer.peer.pass_by()
     assert reported(consumer.hear()) == {("orders", 0): WireError.TOPIC_AUTHORIZATION_FAILED}

@@ -122,14 +122,62 @@ def test_other_requests_are_executed_like_any() -> None:
     assert played(play) == [False] * 8 + [True, True]
 
 
-def test_several_requests_at_once_are_no_repetition() -> None:
+def test_several_requests_at_once_are_executed_together() -> None:
     def play(client: Client) -> None:
-        client.send()
-        frame = encode_head(Verb.PRODUCE, 7, HEAD, payload_bytes=len(BATCH)) + BATCH
-        client.send_frame(frame + frame)
-        client.send_frame(frame + encode_head(Verb.PING, 8, messages.Head()))
+        frames = [encode_head(Verb.PRODUCE, number, HEAD, payload_bytes=len(BATCH)) + BATCH for number in range(3)]
+        client.send_frame(b"".join(frames))
+        client.send_frame(b"".join(frames))
+        client.send_frame(frames[0] + frames[1][:-8] + bytes(8) + frames[2])
+        client.send_frame(b"".join(frames) + encode_head(Verb.PING, 8, messages.Head()))
 
-    assert not any(played(play)[:2])
+    assert played(play) == [False, True, False, False]
+
+
+def fetch_head(offset: int, **fields: Any) -> messages.Fetch:
+    return messages.Fetch("t", 0, offset, **fields)
+
+
+def fetches(client: Client, *heads: messages.Fetch) -> None:
+    for head in heads:
+        client.send_frame(encode_head(Verb.FETCH, len(client.repeated), head))
+
+
+def test_fetches_that_differ_in_the_offset_are_repetitions() -> None:
+    def play(client: Client) -> None:
+        client.send(batch_of(*[b"%d" % number for number in range(70_000)]))
+        fetches(
+            client, *[fetch_head(offset, bytes_max=300) for offset in (127, 128, 255, 129, 256, 69_999, 65_535, 200)]
+        )
+        fetches(client, fetch_head(65_536, bytes_max=300), fetch_head(69_990, bytes_max=300))
+
+    assert played(play) == [False, False, False, True, True, False, False, True, True, True, True]
+
+
+def test_other_fetches_are_executed_like_any() -> None:
+    def play(client: Client) -> None:
+        client.send(batch_of(*[b"v"] * 300))
+        fetches(client, fetch_head(200), fetch_head(200, bytes_max=9), fetch_head(200, bytes_max=99), fetch_head(201))
+        client.send_frame(encode_head(Verb.FETCH, 5, fetch_head(202)) + encode_head(Verb.PING, 6, messages.Head()))
+        client.send_frame(encode_head(Verb.FETCH, 7, fetch_head(203), payload_bytes=1) + b"-")
+        fetches(client, fetch_head(255), fetch_head(2**63 - 1), fetch_head(2**63 - 2))
+
+    assert played(play)[:5] == [False, False, False, False, True]
+
+
+def test_errors_of_repeated_fetches_are_the_same() -> None:
+    def play(client: Client) -> None:
+        client.send(batch_of(*[b"v"] * 150))
+        fetches(client, fetch_head(130, offset_end=150), fetch_head(151, offset_end=150), fetch_head(250))
+        waiting = fetch_head(150, wait_ms=1000)
+        client.send_frame(encode_head(Verb.FETCH, 77, waiting) + encode_head(Verb.FETCH, 77, waiting))
+        broker = client.peer.broker
+        topic = broker.topic("t")
+        broker.configure_topic(topic, replace(topic.settings, access=AccessList(readers=("root",))))
+        fetches(client, fetch_head(140))
+        broker.delete_topic(broker.topic("t"))
+        fetches(client, fetch_head(141))
+
+    assert played(play)[:3] == [False, False, True]
 
 
 def test_an_invalid_prefix_closes_the_connection() -> None:
