@@ -143,7 +143,7 @@ sim-mutations: dev ## Remove one mechanism at a time, and check that a simulatio
 bench: dev ## Measure Polywire on this machine
 	$(PYTHON) -m benchmarks
 
-bench-peers: dev ## Compare Polywire with NATS, Redis, RabbitMQ, Kafka and Iggy, if they are installed (a few minutes)
+bench-peers: dev ## Compare Polywire with NATS, Redis, RabbitMQ, Kafka, Tansu and Iggy, if they are installed (a few minutes)
 	$(PYTHON) -m benchmarks.peers $(BENCH_ARGS)
 
 bench-gate: $(VENV)/.installed ## Count the broker's instructions for small requests, and fail if there are more than in the last stored result

@@ -29,6 +29,7 @@ from benchmarks.peers.rabbitmq import RabbitMQ
 from benchmarks.peers.redis import Redis
 from benchmarks.peers.running import busy_machine, chosen, leave_out, start
 from benchmarks.peers.table import LIMIT, Row, report
+from benchmarks.peers.tansu import Tansu
 from benchmarks.peers.workloads import Client, Round
 
 app = App(name="benchmarks.peers", help="Compare Polywire with other brokers on this machine, over real sockets.")
@@ -43,6 +44,7 @@ PEERS: Final[Sequence[Peer]] = (
     Redis("Valkey Streams", "valkey-server", "valkey"),
     RabbitMQ(),
     Kafka(),
+    Tansu(),
     Iggy(),
 )
 HISTORIANS: Final = (Polywire, PolywireKafka, PolywireCursus, RabbitMQ, Kafka)
@@ -189,7 +191,7 @@ def run(
         str,
         Parameter(
             help="Peers whose names contain one of these words, separated by commas: polywire, nats, redis, valkey,"
-            " rabbitmq, kafka, iggy."
+            " rabbitmq, kafka, tansu, iggy."
         ),
     ] = "",
     rounds: Annotated[int, Parameter(help="Rounds of every workload; all peers take turns in each.")] = 5,

@@ -52,6 +52,8 @@ class KafkaWire:
     """The load generator's side of Kafka, for any broker."""
 
     pushes = True
+    origin_time_us: int | None = None
+    """The time of each record."""
 
     def create(self, address: Address, topic: str, partitions: int = 1) -> None:
         """See Peer."""
@@ -65,6 +67,10 @@ class KafkaWire:
             while not _is_led(peer, topic, partitions):
                 time.sleep(0.1)
 
+    def ready(self, address: Address) -> None:
+        """Raise an error if the broker cannot create a topic yet."""
+        self.create(address, "ready")
+
     def producer(self, address: Address, topic: str) -> socket.socket:
         """See Peer."""
         return connect(address)
@@ -72,7 +78,7 @@ class KafkaWire:
     def request(self, topic: str, values: Sequence[bytes], partition: int = 0) -> bytes:
         """See Peer: one batch, confirmed by the leader."""
         topics = schema.request(Api.PRODUCE).Topics
-        batch = encode_batch([Record(value) for value in values])
+        batch = encode_batch([Record(value, origin_time_us=self.origin_time_us) for value in values])
         one = topics(name=topic, partitions=[topics.Partitions(index=partition, records=batch)])
         body = schema.request(Api.PRODUCE)(acks=1, timeout_ms=int(ANSWER_S) * 1000, topics=[one])
         return encode_request(Api.PRODUCE, _PRODUCE_VERSION, len(values), body, client_id="bench")
@@ -169,11 +175,8 @@ class Kafka(KafkaWire):
             raise AssertionError(f"Kafka's storage was not made\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
         heap = ["-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"]
         command = [java, *heap, *run[1:], "kafka.Kafka", str(settings)]
-        with server_process(command, port, place, asked=self._ready) as server:
+        with server_process(command, port, place, asked=self.ready) as server:
             yield server
-
-    def _ready(self, address: Address) -> None:
-        self.create(address, "ready")
 
 
 def _is_led(peer: socket.socket, topic: str, partitions: int) -> bool:

@@ -17,6 +17,7 @@ from benchmarks.peers.limits import EPOLL_ECHO
 from benchmarks.peers.ours import PolywireIggy
 from benchmarks.peers.peer import Absent
 from benchmarks.peers.table import LIMIT, Row, cells
+from benchmarks.peers.tansu import Tansu
 from benchmarks.peers.workloads import Round
 from benchmarks.queues.nats import NatsWorker
 from benchmarks.queues.rabbitmq import RabbitWorker
@@ -163,9 +164,14 @@ def test_a_response_of_iggys_server_confirms_as_many_records_as_its_number() -> 
             peer.confirmations()(memoryview(refusal))
 
 
-def test_a_peer_that_is_not_installed_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("peer", "source"), [(Iggy(), "get it from https://iggy.apache.org"), (Tansu(), "cargo install tansu")]
+)
+def test_a_peer_that_is_not_installed_names_its_source(
+    peer: Iggy | Tansu, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Absent, match="get it from https://iggy"), Iggy().running(tmp_path):
+    with pytest.raises(Absent, match=source), peer.running(tmp_path):
         pass
 
 
