@@ -106,7 +106,6 @@ class ReadinessServer:
         self._connect = connect
         self.sockets: Sequence[socket.socket] = sockets
         for listening in sockets:
-            listening.listen(ACCEPT_BACKLOG)
             self._watch(listening)
 
     def _watch(self, listening: socket.socket) -> None:
@@ -207,7 +206,7 @@ async def _listen(
         connection = Connection(hub, spoken)
         return connection if tls is None else tls.over(hub, connection, plain_too=plain_too)
 
-    sockets = await bound(address, shared=shared)
+    sockets = await listening_sockets(address, shared=shared)
     if tls is None and driver is not None:
         server = ReadinessServer(driver, sockets, connect, loop)
     else:
@@ -256,10 +255,13 @@ async def open_inside(
         raise cannot_listen(name, address, error) from error
 
 
-async def bound(address: Address, *, shared: bool = False) -> list[socket.socket]:
-    """Return a bound socket for each address of a host. Raises OSError if one cannot be bound.
+async def listening_sockets(address: Address, *, shared: bool = False) -> list[socket.socket]:
+    """Return a listening socket for each address of a host. Raises OSError if one cannot listen.
 
     For the host ``::``, a single socket accepts IPv4 and IPv6.
+
+    Two processes can bind the same port at the same moment, and only the first to listen gets it. uvloop's servers do not
+    report that, so this function listens.
     """
     found = await asyncio.get_running_loop().getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -276,6 +278,7 @@ async def bound(address: Address, *, shared: bool = False) -> list[socket.socket
             if family == socket.AF_INET6:
                 made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address_info[0] != EVERYWHERE_V6))
             made.bind(address_info)
+            made.listen(ACCEPT_BACKLOG)
     except OSError:
         for made in sockets:
             made.close()

@@ -17,7 +17,7 @@ import structlog
 
 from polywire.errors import ErrorCode, Unavailable
 from polywire.server.config import Address
-from polywire.server.listener import bound
+from polywire.server.listener import listening_sockets
 
 RELAYED_MAX: Final = 10_000  # maximum number of forwarded connections; each needs two descriptors
 CONNECT_TIMEOUT_S: Final = 5.0
@@ -82,7 +82,7 @@ class Relay:
         loop, found = asyncio.get_running_loop(), {}
         for name, address in addresses.items():
             try:
-                sockets = await bound(address, shared=shared)
+                sockets = await listening_sockets(address, shared=shared)
                 servers = [await loop.create_server(partial(_End, self, name), sock=listening) for listening in sockets]
             except OSError as error:
                 await self.stop()

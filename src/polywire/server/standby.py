@@ -33,7 +33,7 @@ from polywire.server.bucket import in_thread, is_left_opening
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import HTTP, TLS_SUFFIX, Address, ServeConfig
 from polywire.server.lines import LineLimit
-from polywire.server.listener import INSIDE, INSIDE_TLS, bound, withdraw_ready, write_ready
+from polywire.server.listener import INSIDE, INSIDE_TLS, listening_sockets, withdraw_ready, write_ready
 from polywire.server.relay import Relay
 from polywire.server.shard import Shard
 from polywire.server.signals import Reload, Signals
@@ -92,7 +92,7 @@ class StandbyHealth:
 
     async def listen(self, address: Address, context: ssl.SSLContext | None) -> Address:
         """Accept connections, and return the address with its actual port. Raises OSError if it is in use."""
-        sockets = await bound(address)
+        sockets = await listening_sockets(address)
         for listening in sockets:
             self._servers.append(
                 await asyncio.start_server(

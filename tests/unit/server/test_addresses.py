@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import uvloop
 
 from polywire.cli.serve import Listeners, Process, Storage, Tls, Wires, config_of
 from polywire.clock import SystemClock
+from polywire.errors import Busy
 from polywire.protocols.flux.context import FluxSettings
 from polywire.protocols.flux.factory import FluxFactory
 from polywire.protocols.kafka import schema
@@ -87,6 +91,33 @@ async def who_answers(host: str, *, watched: bool) -> dict[str, bytes]:
         while hub.connections:  # noqa: ASYNC110 - looking is the point
             await asyncio.sleep(0.01)
         memory.broker.close()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_port_that_another_process_gets_first_is_in_use(
+    loop: Callable[[], asyncio.AbstractEventLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late(socket.socket):
+        """A socket that binds its port just before another one listens on it."""
+
+        def bind(self, address: Any, /) -> None:
+            super().bind(address)
+            other.bind(self.getsockname())
+            other.listen()
+
+    async def start() -> None:
+        memory = MemoryBroker(loop=asyncio.get_running_loop(), clock=SystemClock())
+        factories = [FluxFactory(memory.broker, FluxSettings())]
+        try:
+            with pytest.raises(Busy, match="the address is in use"):
+                await open_listeners(Hub(memory.broker), {"flux": Address("127.0.0.1", 0)}, factories)
+        finally:
+            memory.broker.close()
+
+    with socket.socket() as other, asyncio.Runner(loop_factory=loop) as runner:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        monkeypatch.setattr("polywire.server.listener.socket.socket", Late)
+        runner.run(start())
 
 
 @pytest.mark.usefixtures("has_ipv6")
