@@ -504,7 +504,7 @@ class ApacheKafka(Kafka):
         if self._port:
             command = [find("java", "openjdk-17-jre-headless"), "-Xmx1G", "-cp", os.environ[JARS], "kafka.Kafka"]
             command.append(str(self._folder / "server.properties"))
-            running = server_process(command, self._port, self._folder, asked=self._ready)
+            running = server_process(command, self._port, self._folder, asked=self.ready)
         else:
             running = self.running(self._folder)
         self._port = self._running.enter_context(running).address[1]
