@@ -27,7 +27,7 @@ from polywire.protocols.kafka.reply_slots import Answer
 from polywire.protocols.kafka.structure_decoder import locate
 from polywire.protocols.kafka.structures import changed
 from polywire.protocols.runtime.off_loop import LARGE_BYTES
-from polywire.protocols.runtime.shapes import PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX
+from polywire.protocols.runtime.shapes import PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX, is_learned
 from polywire.types import Buffer, Level
 
 if cython.compiled:
@@ -216,7 +216,7 @@ class FetchShape(Template):
 
 def learn_fetch(session: KafkaSession, frame: memoryview, request: Request) -> None:
     """Remember a Fetch request that was executed, if it is short."""
-    if len(frame) > SHAPE_BYTES_MAX:
+    if len(frame) > SHAPE_BYTES_MAX or not is_learned(session.fetch_shapes, session.requests):
         return
     copy = bytes(frame)
     program = schema.request_program(_FETCH, request.version)

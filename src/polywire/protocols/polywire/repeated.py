@@ -22,7 +22,7 @@ from polywire.protocols.polywire.batches import FORBIDDEN_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import BY_KEY, Fetch, Head, Produce, Verb
 from polywire.protocols.polywire.produce_runs import RunResponse, merged_run
-from polywire.protocols.runtime.shapes import FETCH, PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX
+from polywire.protocols.runtime.shapes import FETCH, PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX, is_learned
 from polywire.records.columns import BatchFlags, Column
 
 if cython.compiled:
@@ -178,8 +178,10 @@ class FetchShape(Template):
 
 
 def learn_fetch(session: Session, head: memoryview, request: Head) -> None:
-    """Remember a request that was executed, if it is short and encoded like by ``msgspec``."""
+    """Remember a request that was executed, if it is short and encoded as by ``msgspec``."""
     assert isinstance(request, Fetch), "the head of a FETCH"
+    if not is_learned(session.fetch_shapes, session.requests):
+        return
     before = b"".join((bytes((Verb.FETCH, 0, 0, 0)), bytes(4), len(head).to_bytes(4, "little")))
     if len(before) + len(head) > SHAPE_BYTES_MAX or head != _encode(request):
         return

@@ -433,7 +433,7 @@ class PolywireSession(BareFramed):
         self.begin_fetch(correlation, request, find_partition(self.broker, request.name, request.partition))
 
     def begin_fetch(self, correlation: int, request: messages.Fetch, partition: Partition) -> None:
-        """Read a partition, whose name and number are not checked. Raises BrokerError if it is rejected immediately."""
+        """Start a fetch from a partition, which is that of ``request``. Raises BrokerError if it is rejected immediately."""
         if correlation in self._fetches:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"correlation id is in use correlation={correlation}")
         if len(self._fetches) >= FETCHES_MAX:

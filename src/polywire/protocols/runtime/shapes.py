@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import cython
@@ -20,6 +20,7 @@ PRODUCE: Final = Action.PRODUCE  # read for every request; a module constant is 
 FETCH: Final = Action.FETCH
 SHAPES_MAX: Final = 8  # shapes that a connection remembers
 SHAPE_BYTES_MAX: Final = 512  # longest beginning that is remembered
+REPLACED_EVERY: Final = 17  # a prime number, so that no pattern of requests is always missed
 
 
 @cython.cfunc
@@ -117,6 +118,15 @@ class Shapes:
             if i == size:
                 return shape
         return None  # type: ignore[return-value, unused-ignore]
+
+
+def is_learned(known: Sequence[Template], requests: int) -> bool:
+    """Return whether to remember another template, given those of a connection and its number of requests.
+
+    A connection with more different requests than ``SHAPES_MAX`` would replace a template for each of them. So when that
+    many are known, most requests are not remembered.
+    """
+    return len(known) < SHAPES_MAX or requests % REPLACED_EVERY == 0
 
 
 @cython.cclass

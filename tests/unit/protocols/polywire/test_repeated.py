@@ -13,6 +13,7 @@ from polywire.errors import PeerError
 from polywire.protocols.polywire import messages
 from polywire.protocols.polywire.codec import PREFIX, encode_head
 from polywire.protocols.polywire.messages import BY_KEY, Verb
+from polywire.protocols.runtime.shapes import SHAPES_MAX
 from polywire.records.columns import Record
 from polywire.records.rows import from_records
 from polywire.types import Buffer
@@ -151,6 +152,19 @@ def test_fetches_that_differ_in_the_offset_are_repetitions() -> None:
         fetches(client, fetch_head(65_536, bytes_max=300), fetch_head(69_990, bytes_max=300))
 
     assert played(play) == [False, False, False, True, True, False, False, True, True, True, True]
+
+
+def test_many_different_fetches_do_not_replace_each_other_all_the_time() -> None:
+    heads = [fetch_head(150, bytes_max=1000 + number) for number in range(SHAPES_MAX + 2)]
+
+    def play(client: Client) -> None:
+        client.send(batch_of(*[b"v"] * 300))
+        for _ in range(20):
+            fetches(client, *heads)
+
+    repeated = played(play)[1:]
+    assert not any(repeated[: len(heads)])
+    assert sum(repeated) > len(repeated) // 2
 
 
 def test_other_fetches_are_executed_like_any() -> None:
