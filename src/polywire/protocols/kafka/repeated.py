@@ -382,8 +382,5 @@ def take(session: KafkaSession, data: memoryview, start: int, end: int) -> bool:
     slot: RepeatedSlot = RepeatedSlot(session, shape, correlation)
     replies.append(slot)
     queue: AppendQueue = session.append_queue
-    caller = session._caller
-    if caller is None or caller.principal is not principal:
-        caller = session.caller
-    queue.produce(partition, built.batch, shape.level, slot.done, caller)
+    queue.produce(partition, built.batch, shape.level, slot.done, session.caller)
     return True

@@ -24,7 +24,7 @@ from polywire.protocols.polywire import groups, messages
 from polywire.protocols.polywire.arguments import check_name, level_of, partition_of
 from polywire.protocols.polywire.batches import Part, accepted_batches, split_by_key
 from polywire.protocols.polywire.messages import BY_KEY, Head, Verb
-from polywire.protocols.polywire.produce_runs import RunResponse, merged_run
+from polywire.protocols.polywire.produce_runs import append_run
 from polywire.protocols.polywire.replies import ReplyOwner
 from polywire.protocols.runtime.session import QUANTUM_S
 from polywire.protocols.runtime.slices import Slices
@@ -186,20 +186,10 @@ def produce_run(session: RunOwner, request: messages.Produce, frames: memoryview
     if request.partition == BY_KEY:
         return False
     level, by = level_of(request.level), session.admission.caller
-    name, broker = request.name, session.broker
-    topic = broker.find_topic(name)
+    topic = session.broker.find_topic(request.name)
     if topic is None:
         return False
-    try:
-        batch, run_requests = merged_run(frames)
-    except ValueError:
-        return False
-    partition = partition_of(topic, request.partition)
-    response = RunResponse(session, run_requests, request.partition)
-    broker.produce(partition, batch, by=by, level=level, done=response.done)
-    session.owe(response.count)
-    session.requests += response.count - 1  # the session has counted one
-    return True
+    return append_run(session, partition_of(topic, request.partition), frames, level=level, by=by)
 
 
 def stage(session: ReplyOwner, correlation: int, request: messages.Stage, payload: memoryview) -> None:

@@ -6,17 +6,18 @@ handled alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cython
 
+from polywire.broker.owners import NO_CALLER, Caller
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.protocols.polywire.batches import FORBIDDEN_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import Verb
 from polywire.protocols.runtime.session import LOGIN_FRAME_BYTES_MAX
 from polywire.records.batch import merge
-from polywire.types import Buffer
+from polywire.types import Buffer, Level
 
 if cython.compiled:
     from cython.cimports.polywire.records.check import validate
@@ -35,6 +36,9 @@ else:
     from polywire.records.fields import load_columns, load_length
     from polywire.records.memory import Lent, lend, lend_writable, load_u32, move, store_u32
     from polywire.records.reshape import small_records
+
+if TYPE_CHECKING:
+    from polywire.broker.topics import Partition
 
 _BATCH_MAGIC = cython.declare(cython.uint, 0x31425750)
 _PREFIX_BYTES = cython.declare(cython.Py_ssize_t, PREFIX_BYTES)
@@ -137,7 +141,7 @@ def merged_run(frames: memoryview) -> tuple[bytearray, bytes]:
 
 
 @cython.cclass
-class RunResponse:
+class _RunResponse:
     """The responses to consecutive requests whose records were joined in one batch.
 
     Attributes:
@@ -153,7 +157,7 @@ class RunResponse:
         __slots__ = ("_partition", "_requests", "_session", "count")
 
     def __init__(self, session: Any, requests: bytes, partition: int) -> None:
-        """``session`` is a ``produce.RunOwner``, ``requests`` the second result of ``merged_run``."""
+        """``requests`` is the second result of ``merged_run``."""
         self._session = session
         self._requests = requests
         self._partition = partition
@@ -166,6 +170,23 @@ class RunResponse:
             return
         for correlation in memoryview(self._requests).cast("B").cast("I")[::2]:
             self._session.respond_error(Verb.PRODUCE, correlation, offset)
+
+
+def append_run(session: Any, partition: Partition, frames: memoryview, *, level: Level, by: Caller = NO_CALLER) -> bool:
+    """Append the records of consecutive frames as one batch. Each request gets a response.
+
+    ``session`` is a ``produce.RunOwner``. If nothing was appended, returns False or raises BrokerError. Each request must
+    then be executed separately.
+    """
+    try:
+        batch, requests = merged_run(frames)
+    except ValueError:
+        return False
+    response = _RunResponse(session, requests, partition.number)
+    session.broker.produce(partition, batch, by=by, level=level, done=response.done)
+    session.owe(response.count)
+    session.requests += response.count - 1  # the session has counted one
+    return True
 
 
 @cython.cfunc

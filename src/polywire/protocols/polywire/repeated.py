@@ -21,7 +21,7 @@ from polywire.protocols.polywire.arguments import find_partition, level_of
 from polywire.protocols.polywire.batches import FORBIDDEN_COLUMNS
 from polywire.protocols.polywire.codec import PREFIX_BYTES
 from polywire.protocols.polywire.messages import BY_KEY, Fetch, Head, Produce, Verb
-from polywire.protocols.polywire.produce_runs import RunResponse, merged_run
+from polywire.protocols.polywire.produce_runs import append_run
 from polywire.protocols.runtime.shapes import FETCH, PRODUCE, SHAPE_BYTES_MAX, SHAPES_MAX, is_learned
 from polywire.records.columns import BatchFlags, Column
 
@@ -113,10 +113,10 @@ def take(session: Session, data: memoryview, start: int, end: int) -> bool:
         return False
     if not is_permitted(session.broker.access, session.admission.principal, PRODUCE, partition.topic):
         return False
-    if at + _LENGTH_COUNTS_FROM + load_u32(lent.p, at - _LENGTH_BYTES) < stop:
-        return _take_run(session, shape, data[at - _LENGTH_BYTES : stop])
     batch_at: cython.Py_ssize_t = at + len(shape.before)
     try:
+        if at + _LENGTH_COUNTS_FROM + load_u32(lent.p, at - _LENGTH_BYTES) < stop:
+            return append_run(session, partition, data[at - _LENGTH_BYTES : stop], level=shape.level)
         length: cython.Py_ssize_t = validate(data, batch_at)
         if length != stop - batch_at:
             return False
@@ -129,21 +129,6 @@ def take(session: Session, data: memoryview, start: int, end: int) -> bool:
     except BrokerError:
         return False
     session.owe()
-    return True
-
-
-@cython.cfunc
-def _take_run(session: Session, shape: BareShape, frames: memoryview) -> cython.bint:
-    """Append the records of consecutive requests of this shape as one batch. Return False if nothing was appended."""
-    partition = shape.partition
-    try:
-        batch, requests = merged_run(frames)
-        response = RunResponse(session, requests, partition.number)
-        session.broker.produce(partition, batch, level=shape.level, done=response.done)
-    except (ValueError, BrokerError):
-        return False
-    session.owe(response.count)
-    session.requests += response.count - 1  # the session has counted one
     return True
 
 
