@@ -15,7 +15,6 @@ from itertools import accumulate, chain
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from polywire.client import gather
 from polywire.client.bulk import StoredChunk
@@ -552,7 +551,7 @@ def _put_binary(
 
 def _bits(column: pa.Array[Any]) -> Buffer:
     """Return the validity bits of a column. Bit 0 is its first row, and the bits after the last row are 0."""
-    marks = pc.is_valid(column).buffers()[1]
+    marks = column.is_valid().buffers()[1]
     assert marks is not None, "a boolean column has its bits"
     bits = bytearray(memoryview(marks)[: (len(column) + 7) // 8])
     if len(column) % 8:
@@ -560,8 +559,8 @@ def _bits(column: pa.Array[Any]) -> Buffer:
     return bits
 
 
-def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
-    pairs: Any = pc.list_flatten(lists)
+def _put_headers(columns: dict[int, Buffer], lists: Any) -> None:
+    pairs: Any = lists.flatten()
     if not len(pairs):
         return
     keys, *types, values = pairs.flatten()
@@ -571,7 +570,9 @@ def _put_headers(columns: dict[int, Buffer], lists: pa.Array[Any]) -> None:
             ErrorCode.INVALID_REQUEST,
             f"header has no key (set it, or remove the header) null_keys={keys.null_count}",
         )
-    lengths = pc.list_value_length(lists).fill_null(0)
+    import pyarrow.compute as pc  # its import takes as long as that of all other modules here
+
+    lengths = lists.value_lengths().fill_null(0)
     columns[Column.HEADER_COUNTS] = bytes(4) + _fixed_bytes(pc.cumulative_sum(lengths.cast(pa.int32())), 4)
     columns[Column.HEADER_KEY_KINDS] = bytes([HeaderKind.STRING]) * len(pairs)
     _put_binary(columns, keys, Column.HEADER_KEY_OFFSETS, None)
@@ -588,6 +589,8 @@ def _kinds_of(values: pa.Array[Any], types: pa.Array[Any] | None) -> pa.Array[An
     there = values.is_valid().cast(pa.uint8())
     if types is None:
         return there
+    import pyarrow.compute as pc
+
     kinds = pc.index_in(types, value_set=strings(HEADER_TYPES))
     if kinds.null_count:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"header has an unknown type types={','.join(HEADER_TYPES)}")

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -140,7 +139,7 @@ class RowRouter:
         if self._topic is not None:
             yield self._topic, batch
             return
-        names: Any = pc.dictionary_encode(batch.column(batch.schema.get_field_index("topic")))
+        names: Any = batch.column(batch.schema.get_field_index("topic")).dictionary_encode()
         if names.null_count:
             raise Invalid(
                 ErrorCode.INVALID_TOPIC,
@@ -185,6 +184,8 @@ class RowRouter:
             return list(split(batch, spans, partitions_of(batch, spans, count, _key_hash(topic)), count))
         _check_numbers(topic, chosen, count)
         if chosen.null_count:
+            import pyarrow.compute as pc  # not needed in most processes of Spark, and takes long to import
+
             by_key = partitions_of(batch, spans, count, _key_hash(topic))
             chosen = pc.coalesce(chosen, pa.Array.from_buffers(pa.int32(), len(by_key), [None, pa.py_buffer(by_key)]))
         return list(split(batch, spans, _numbers(chosen), count))
@@ -204,6 +205,8 @@ def _key_hash(topic: TopicDetail) -> KeyHash:
 
 
 def _check_numbers(topic: TopicDetail, chosen: pa.Array[Any], count: int) -> None:
+    import pyarrow.compute as pc
+
     ends: Any = pc.min_max(chosen).as_py()
     if ends["min"] < 0 or ends["max"] >= count:
         wrong = ends["min"] if ends["min"] < 0 else ends["max"]
