@@ -8,6 +8,17 @@ cdef class SlotsPin:
     cdef object _unpinned
 
 
+cdef class SealedRead:
+    cdef readonly long long at
+    cdef readonly long long bytes_left
+    cdef readonly object bytes_max
+    cdef readonly list chunks
+    cdef readonly object end
+    cdef readonly object offset
+    cdef readonly FilePartition partition
+    cdef public object then
+
+
 cdef class Reader:
     cdef public object _cold
     cdef public long _fetching

@@ -572,6 +572,7 @@ class Reader:
             waiter(found)
 
 
+@cython.cclass
 class SealedRead:
     """A read that begins in a segment.
 
@@ -581,7 +582,8 @@ class SealedRead:
         bytes_left: remaining size limit.
     """
 
-    __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
+    if not cython.compiled:  # when compiled, reader.pxd declares the fields
+        __slots__ = ("at", "bytes_left", "bytes_max", "chunks", "end", "offset", "partition", "then")
 
     def __init__(self, partition: FilePartition, offset: int, bytes_max: int, end: int, then: Completion[Read]) -> None:
         self.partition: Final = partition
