@@ -14,7 +14,7 @@ from polywire.cli import main
 from polywire.cli.usage import EXIT_DONE
 from polywire.spark.java import find_java
 from tests.e2e.conftest import Served, environment, fill
-from tests.e2e.java import EVERY_JAVA, ONE_COMPILER
+from tests.e2e.java import EVERY_JAVA, ONE_COMPILER, home_without_zip
 
 RUN_TIMEOUT_S = 400.0  # about 20 s on an idle machine
 COMMAND = Path(sys.executable).with_name("spark-pipelines")
@@ -37,6 +37,7 @@ def run(project: Path) -> str:
     reported[EVERY_JAVA] = (
         ONE_COMPILER  # the classes are not those of the archive, because the project has a directory conf
     )
+    reported["SPARK_HOME"] = str(home_without_zip())
     path = os.pathsep.join([str(COMMAND.parent), os.environ.get("PATH", "")])
     done = subprocess.run(
         [COMMAND, "run"], cwd=project, env={**reported, "PATH": path}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False,

@@ -161,12 +161,12 @@ def test_many_partitions_are_stored_in_slices(world: World, monkeypatch: pytest.
 def test_many_compressed_batches_are_stored_in_slices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = world.memory.broker.create_topic(TopicName.parse("wide"), WIDE)
     peer, slices = world.connect(), ShortSlices(world, monkeypatch)
-    large = encode_batch([Record(b"x" * 100_000)], codec=Codec.GZIP)
+    large = encode_batch([Record(b"x" * 20_000)], codec=Codec.GZIP)
     peer.tell(Api.PRODUCE, 9, body_of(topic, dict.fromkeys(range(WIDE), large), 9, 1))
     peer.pass_by()
     (frame,) = peer.frames()
     assert {entry.error for entry in decode_response(Api.PRODUCE, 9, frame)[1].responses[0].partitions} == {0}
-    assert values_in(world, topic) == [b"x" * 100_000] * WIDE
+    assert values_in(world, topic) == [b"x" * 20_000] * WIDE
     assert (slices.count > WIDE, peer.pins) == (True, 0)
 
 
