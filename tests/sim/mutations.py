@@ -309,6 +309,7 @@ LOG_MUTATIONS: Final[Sequence[Mutation]] = (
         "removal-naming",
         "segments go once their removal is synced",
         wrapped(FileLog, "name_sealed", _named_when_written),
+        first=21,
     ),
     Mutation(
         "removed-since",

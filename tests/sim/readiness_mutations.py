@@ -126,5 +126,5 @@ READINESS_MUTATIONS: Final[Sequence[Mutation]] = (
     _Row("driver-closing", "a socket is closed once everything was sent", _transport("close", _closed_at_once)),
     _Row("driver-half-closed", "who sends nothing more is answered", _transport("_read", _unread_end)),
     _Row("driver-lost", "a lost connection is notified in a separate callback", _transport("end", _lost_immediately)),
-    _Row("driver-commits", "a pass ends with a commit", _uncommitted),
+    _Row("driver-commits", "a pass ends with a commit", _uncommitted, first=14),
 )

@@ -270,7 +270,7 @@ SHARDS_MUTATIONS: Final = (
         "told-again",
         "a shard that did not follow is notified again",
         replaced(Participants, "_send_decision", _reported_once),
-        first=6,
+        first=19,
     ),
     ShardsMutation(
         "ended-tokens",

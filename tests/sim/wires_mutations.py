@@ -184,7 +184,9 @@ WIRES_MUTATIONS: Final[Sequence[Mutation]] = (
     WiresMutation(
         "drained", "a peer that reads again is answered", replaced(Connection, "resume_writing", SendingHalf._unclog)
     ),
-    WiresMutation("half-closed", "who sends nothing more is answered", replaced(Connection, "eof_received", _dropped)),
+    WiresMutation(
+        "half-closed", "who sends nothing more is answered", replaced(Connection, "eof_received", _dropped), first=21
+    ),
     WiresMutation("finished", "a session closes once it owes nothing", replaced(FramedSession, "finish", nothing)),
     WiresMutation("lost", "a lost connection leaves nothing behind", replaced(Connection, "connection_lost", _kept)),
     WiresMutation("slots", "connections have a limit", replaced(ConnectionSlots, "enter", lambda *_: True)),
