@@ -23,7 +23,7 @@ from polywire.client.arrow import arrow_to_batches
 from tests.broker_process import silenced
 from tests.e2e import installation
 from tests.e2e.followed_page import Step, follow, path_of
-from tests.e2e.java import home_without_zip, short_lived
+from tests.e2e.java import short_lived
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,9 +110,7 @@ def spark() -> Iterator[SparkSession]:
     from polywire.spark import session
     from polywire.spark.sessions import JAVA_OPTIONS
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home_without_zip()))
-        made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: short_lived()})
+    made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: short_lived()})
     yield made
     made.stop()
 

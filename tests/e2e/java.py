@@ -6,14 +6,12 @@ import fcntl
 import hashlib
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from polywire.spark.java import find_java
+from polywire.spark.java import cache_directory, find_java
 from tests.broker_process import child_environment
 
 ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -37,7 +35,7 @@ def _class_archive() -> Path:
 
     It is empty if this Java cannot write archives, and then ignored.
     """
-    made_for = f"{find_java().home} {version('pyspark')}"
+    made_for = f"{find_java().home} {version('pyspark')} {home_without_zip()}"
     archive = Path(sys.prefix) / f"spark-classes-{hashlib.sha256(made_for.encode()).hexdigest()[:16]}.jsa"
     with archive.with_suffix(".lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -53,18 +51,11 @@ def _class_archive() -> Path:
     return archive
 
 
+@cache
 def home_without_zip() -> Path:
-    """Return a home of Spark whose Python processes import the installed pyspark.
+    """Return the home of Spark that sessions on this machine use. The archive is only for its paths."""
+    from polywire.spark.sessions import make_home
 
-    Spark's own home has pyspark as a zip file without byte code, which every Python process of a query compiles again:
-    1.0 s of processor time instead of 0.3 s.
-    """
-    found = find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    home = Path(sys.prefix) / "spark-home"
-    home.mkdir(exist_ok=True)
-    for name in ("bin", "jars"):
-        with suppress(FileExistsError):
-            (home / name).symlink_to(Path(found.origin).with_name(name))
+    home = make_home(cache_directory())
+    assert home is not None, "pyspark is not among this Python's packages"
     return home

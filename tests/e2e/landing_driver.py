@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from polywire.spark import session
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.queries import into_topic, run_query, topic_stream
 from polywire.spark.sessions import JAVA_OPTIONS
-from tests.e2e.java import home_without_zip, short_lived
+from tests.e2e.java import short_lived
 
 BATCH_RECORDS_MAX = 1_000
 
@@ -19,7 +18,6 @@ def main(address: str, topic: str, directory: str, copy: str = "") -> None:
     """Land the topic in the directory, or copy it to the topic ``copy``."""
     scratch = Path(directory) / "scratch"  # a killed Spark leaves its own files behind
     scratch.mkdir(exist_ok=True)
-    os.environ["SPARK_HOME"] = str(home_without_zip())
     conf = {JAVA_OPTIONS: short_lived(), "spark.local.dir": str(scratch)}
     spark = session("driver", master="local[2]", **conf)
     table, checkpoint = Path(directory) / "table", Path(directory) / "checkpoint"

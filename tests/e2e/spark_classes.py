@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,7 @@ from polywire.spark import session
 from polywire.spark.pipelines.land import land
 from polywire.spark.sessions import JAVA_OPTIONS
 from tests.broker_process import BrokerProcess
-from tests.e2e.java import ONE_COMPILER, home_without_zip
+from tests.e2e.java import ONE_COMPILER
 
 TOPIC: Final = "orders"
 
@@ -24,7 +23,6 @@ def main(archive: str) -> None:
         folder, address = Path(name), broker.address("polywire")
         with polywire.connect_sync(broker.url()) as client:
             client.send(TOPIC, "value", key="key")
-        os.environ["SPARK_HOME"] = str(home_without_zip())
         options = f"{ONE_COMPILER} -XX:ArchiveClassesAtExit={archive}"
         spark = session("classes", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: options})
         rows = spark.read.format("polywire").options(address=address, subscribe=TOPIC).load()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.testing.process import child_environment
-from tests.e2e.java import EVERY_JAVA, home_without_zip, short_lived
+from tests.e2e.java import EVERY_JAVA, short_lived
 
 ROOT = Path(__file__).parents[2]
 FLIGHTS = 20_000
@@ -30,8 +30,7 @@ EVENTS = (
 @pytest.mark.slow
 def test_each_flight_arrives_once(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "examples.flights_cluster", "--flights", str(FLIGHTS), "--output", str(tmp_path)]
-    quick = {EVERY_JAVA: short_lived(), "SPARK_HOME": str(home_without_zip())}
-    environment = {**child_environment(), "COLUMNS": "200", **quick}
+    environment = {**child_environment(), "COLUMNS": "200", EVERY_JAVA: short_lived()}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     at = 0

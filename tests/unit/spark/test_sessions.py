@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,3 +50,50 @@ def test_a_local_session_from_elsewhere_uses_this_python(master: str, chosen: st
     module._run_this_python(context)
     assert context.pythonExec == run
     module._run_this_python(None)  # a session of Spark Connect
+
+
+@pytest.fixture
+def this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    for name in ("SPARK_HOME", "SPARK_REMOTE", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("this_python")
+def test_workers_import_the_installed_pyspark() -> None:
+    with module._home(local=True):
+        home = Path(os.environ["SPARK_HOME"])
+        assert (home / "bin" / "spark-submit").exists()
+        assert any((home / "jars").glob("spark-core*.jar"))
+        assert not (home / "python").exists()
+    assert "SPARK_HOME" not in os.environ
+    with module._home(local=True):
+        assert os.environ["SPARK_HOME"] == str(home), "it is made once"
+
+
+@pytest.mark.usefixtures("this_python")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("SPARK_HOME", "/opt/spark"), ("PYSPARK_PYTHON", "/opt/other/bin/python"), ("SPARK_REMOTE", "sc://host")],
+)
+def test_a_home_or_python_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    before = os.environ.get("SPARK_HOME")
+    with module._home(local=True):
+        assert os.environ.get("SPARK_HOME") == before
+
+
+@pytest.mark.usefixtures("this_python")
+def test_clusters_use_their_own_home() -> None:
+    with module._home(local=False):
+        assert "SPARK_HOME" not in os.environ
+
+
+def test_there_is_no_such_home_for_a_pyspark_elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("pyspark.__path__", [str(tmp_path / "pyspark")])
+    assert module.make_home(tmp_path) is None
+
+
+def test_there_is_no_such_home_if_links_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert module.make_home(tmp_path / "file") is None
