@@ -163,7 +163,7 @@ def _home(*, local: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ["SPARK_HOME"]  # other programs that this process starts may need the whole home
+        os.environ.pop("SPARK_HOME", None)  # other programs that this process starts may need the whole home
 
 
 def _run_this_python(context: SparkContext | None) -> None:
