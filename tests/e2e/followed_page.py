@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from polywire.testing.process import lasting_port
-from tests.e2e.java import EVERY_JAVA, home_without_zip, short_lived
+from tests.e2e.java import EVERY_JAVA, short_lived
 
 ROOT: Final = Path(__file__).parents[2]
 BLOCK: Final = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<title>[\w./-]+)\")?\n(?P<text>.*?)^```$", re.M | re.S)
@@ -173,7 +173,6 @@ def follow(path: Path, python: Path, folder: Path) -> Iterator[tuple[Step, str]]
         "LANG": "C.UTF-8",
         "COLUMNS": "200",
         EVERY_JAVA: short_lived(),
-        "SPARK_HOME": str(home_without_zip()),
         "PYSPARK_SUBMIT_ARGS": SPARK_SETTINGS,
     }
     done = subprocess.run(

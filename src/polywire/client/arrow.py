@@ -560,7 +560,7 @@ def _bits(column: pa.Array[Any]) -> Buffer:
 
 
 def _put_headers(columns: dict[int, Buffer], lists: Any) -> None:
-    pairs: Any = lists.flatten()
+    pairs = lists.flatten()
     if not len(pairs):
         return
     keys, *types, values = pairs.flatten()

@@ -174,8 +174,9 @@ def test_a_batch_is_limited_as_sent_and_as_stored() -> None:
     assert refused(BATCH, bytes_max=len(BATCH) - 1) is WireError.MESSAGE_TOO_LARGE
     assert decode_batch(BATCH, bytes_max=len(BATCH))[0].end == len(BATCH)
     tiny = b"\x0c\0\0\0\1\1\0"  # seven bytes as sent, and twelve in a batch with times
-    few = with_records(tiny * 1000, count=1000)
-    assert read_header(decode_batch(few, bytes_max=len(few))[1].batch).record_count == 1000
+    count = 1_000_000
+    fitting = with_records(tiny * count, count=count)
+    assert read_header(decode_batch(fitting, bytes_max=len(fitting))[1].batch).record_count == count
     count = STORED_BYTES_MAX // 12 + 1
     many = with_records(tiny * count, count=count)
     assert len(many) < STORED_BYTES_MAX
