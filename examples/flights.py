@@ -257,7 +257,7 @@ def send(wire: str, address: str, flights: pa.Table, on_sent: Callable[[int], No
 
 
 def start_spark() -> SparkSession:
-    return session("flights", master="local[2]", **{"spark.sql.shuffle.partitions": "2"})
+    return session("flights", master="local[2]")
 
 
 def started(starting: Future[SparkSession]) -> SparkSession:

@@ -483,7 +483,7 @@ def values_from(client: SyncClient, ends: Sequence[int]) -> set[bytes | None]:
 
 def start_spark() -> SparkSession:
     """Start Spark on two cores, with retries of failed tasks as on a cluster."""
-    return session("flights", master="local[2,4]", **{"spark.sql.shuffle.partitions": "2"})
+    return session("flights", master="local[2,4]")
 
 
 if __name__ == "__main__":

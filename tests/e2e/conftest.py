@@ -110,7 +110,7 @@ def spark() -> Iterator[SparkSession]:
     from polywire.spark import session
     from polywire.spark.sessions import JAVA_OPTIONS
 
-    made = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: short_lived()})
+    made = session("tests", master="local[2]", **{JAVA_OPTIONS: short_lived()})
     yield made
     made.stop()
 

@@ -49,9 +49,8 @@ DEV_IN_BACKGROUND: Final = (
     "polywire dev > dev.log 2>&1 &\nuntil grep -q ^ready dev.log; do kill -0 $! && sleep 0.1; done"
 )
 
-# 200 partitions, Spark's default, are too many for the rows of a page, and a busy machine starts workers slowly
 SPARK_SETTINGS: Final = (
-    "--conf spark.sql.shuffle.partitions=2 --conf spark.python.authenticate.socketTimeout=120s pyspark-shell"
+    "--conf spark.python.authenticate.socketTimeout=120s pyspark-shell"  # a busy machine starts workers slowly
 )
 
 PIP: Final = """\

@@ -24,7 +24,7 @@ def main(archive: str) -> None:
         with polywire.connect_sync(broker.url()) as client:
             client.send(TOPIC, "value", key="key")
         options = f"{ONE_COMPILER} -XX:ArchiveClassesAtExit={archive}"
-        spark = session("classes", master="local[2]", **{"spark.sql.shuffle.partitions": "2", JAVA_OPTIONS: options})
+        spark = session("classes", master="local[2]", **{JAVA_OPTIONS: options})
         rows = spark.read.format("polywire").options(address=address, subscribe=TOPIC).load()
         rows.groupBy("key").count().collect()
         land(spark, address, TOPIC, folder / "table", folder / "checkpoint", ["partition"])

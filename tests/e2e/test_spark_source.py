@@ -183,6 +183,19 @@ def test_a_stream_lands_everything_once_in_limited_batches(
     assert values(spark.read.parquet(str(tmp_path / "table"))) == expected([450, 100, 50])
 
 
+def test_a_stateful_stream_has_a_partition_per_core(
+    spark: SparkSession, served: Served, topic: str, tmp_path: Path
+) -> None:
+    fill(served.connection, topic, [3, 2])
+    stream = spark.readStream.format("polywire").options(address=served.address, subscribe=topic)
+    counts = stream.option("startingOffsets", "earliest").load().groupBy("partition").count()
+    writer = counts.writeStream.format("memory").queryName("counts").outputMode("complete")
+    query = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sorted(spark.table("counts").collect()) == [(0, 3), (1, 2)]
+    assert {one.numShufflePartitions for batch in query.recentProgress for one in batch.stateOperators} == {2}
+
+
 def test_a_stream_resumes_after_the_broker_was_killed(spark: SparkSession, topic: str, tmp_path: Path) -> None:
     broker = start_broker(tmp_path / "broker")
     fill(broker.connection, topic, [40, 20])

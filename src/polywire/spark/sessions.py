@@ -46,6 +46,9 @@ LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
 }
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
+SPARKS_PARTITIONS: Final = "200"  # Spark's default
+BATCH_PARTITIONS: Final = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"  # PARTITIONS by default
 HOME_PARTS: Final = ("bin", "conf", "jars", "sbin")  # of Spark's home, without its Python part
 
 _LOGGING: Final = """rootLogger.level = error
@@ -91,8 +94,11 @@ def session(app_name: str, *, master: str | None = None, **conf: str) -> SparkSe
         builder = builder.config(key, value)
     with _home(local=local):
         spark = builder.getOrCreate()
-    if local and not _launched_from_outside():
-        _run_this_python(getattr(spark, "sparkContext", None))  # a Spark Connect session has none
+    context = _local_context(spark)
+    if context is not None:
+        if not _launched_from_outside():
+            _run_this_python(context)
+        _partition_by_cores(spark, context)
     spark.dataSource.register(PolywireDataSource)
     return spark
 
@@ -166,13 +172,32 @@ def _home(*, local: bool) -> Iterator[None]:
         os.environ.pop("SPARK_HOME", None)  # other programs that this process starts may need the whole home
 
 
-def _run_this_python(context: SparkContext | None) -> None:
+def _local_context(spark: SparkSession) -> SparkContext | None:
+    """Return the context of a session that runs on this machine. A Spark Connect session has none."""
+    context: SparkContext | None = getattr(spark, "sparkContext", None)
+    return context if context is not None and _is_local(context.master) else None
+
+
+def _run_this_python(context: SparkContext) -> None:
     """Make the workers of an existing session run this Python, because the default Python may lack this package.
 
     If the user has chosen a Python, it is not changed.
     """
-    if context is not None and _is_local(context.master) and context.pythonExec == PYTHON_OF_THE_PATH:
+    if context.pythonExec == PYTHON_OF_THE_PATH:
         context.pythonExec = sys.executable
+
+
+def _partition_by_cores(spark: SparkSession, context: SparkContext) -> None:
+    """Let stateful streaming queries have a partition for each core, unless the user has set a number.
+
+    In every micro-batch each partition costs a task and a file of state. Batch queries keep the number of partitions
+    that they begin with, because Spark merges small ones.
+    """
+    if context.getConf().contains(PARTITIONS) or spark.conf.get(PARTITIONS) != SPARKS_PARTITIONS:
+        return
+    if spark.conf.get(BATCH_PARTITIONS, None) is None:
+        spark.conf.set(BATCH_PARTITIONS, SPARKS_PARTITIONS)
+    spark.conf.set(PARTITIONS, str(context.defaultParallelism))
 
 
 def _logging_file() -> Path:

@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from polywire.spark import sessions as module
 
@@ -38,18 +39,48 @@ def test_explicit_settings_win() -> None:
 
 
 @pytest.mark.parametrize(
-    ("master", "chosen", "run"),
-    [
-        ("local[*]", "python3", sys.executable),
-        ("local[*]", "/opt/other/bin/python", "/opt/other/bin/python"),
-        ("spark://host:7077", "python3", "python3"),
-    ],
+    ("chosen", "run"), [("python3", sys.executable), ("/opt/other/bin/python", "/opt/other/bin/python")]
 )
-def test_a_local_session_from_elsewhere_uses_this_python(master: str, chosen: str, run: str) -> None:
-    context = cast(SparkContext, SimpleNamespace(master=master, pythonExec=chosen))
+def test_a_session_from_elsewhere_uses_this_python(chosen: str, run: str) -> None:
+    context = cast(SparkContext, SimpleNamespace(pythonExec=chosen))
     module._run_this_python(context)
     assert context.pythonExec == run
-    module._run_this_python(None)  # a session of Spark Connect
+
+
+def test_only_sessions_on_this_machine_are_local() -> None:
+    def local(spark: SimpleNamespace) -> bool:
+        return module._local_context(cast(SparkSession, spark)) is not None
+
+    assert local(SimpleNamespace(sparkContext=SimpleNamespace(master="local[*]")))
+    assert not local(SimpleNamespace(sparkContext=SimpleNamespace(master="spark://host:7077")))
+    assert not local(SimpleNamespace())  # Spark Connect
+
+
+@pytest.mark.parametrize(
+    ("at_start", "now", "expected"),
+    [
+        ({}, {module.PARTITIONS: "200"}, {module.PARTITIONS: "8", module.BATCH_PARTITIONS: "200"}),
+        (
+            {},
+            {module.PARTITIONS: "200", module.BATCH_PARTITIONS: "50"},
+            {module.PARTITIONS: "8", module.BATCH_PARTITIONS: "50"},
+        ),
+        ({}, {module.PARTITIONS: "20"}, {module.PARTITIONS: "20"}),
+        ({module.PARTITIONS: "200"}, {module.PARTITIONS: "200"}, {module.PARTITIONS: "200"}),
+    ],
+    ids=["Spark's numbers", "batches set", "set now", "set at the start"],
+)
+def test_streams_have_a_partition_per_core_unless_set(
+    at_start: dict[str, str], now: dict[str, str], expected: dict[str, str]
+) -> None:
+    def get(key: str, default: str | None = None) -> str | None:
+        return now.get(key, default)
+
+    context = SimpleNamespace(defaultParallelism=8, getConf=lambda: SimpleNamespace(contains=at_start.__contains__))
+    spark = SimpleNamespace(conf=SimpleNamespace(get=get, set=now.__setitem__))
+    for _ in range(2):  # each call of session sets them again
+        module._partition_by_cores(cast(SparkSession, spark), cast(SparkContext, context))
+        assert now == expected
 
 
 @pytest.fixture
