@@ -402,7 +402,7 @@ class SyncClient:
         client = Client(
             url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
         )
-        self._thread: Final = LoopThread()
+        self._thread: Final = LoopThread(lambda: client.close(commit_last=False))
         self._client: Final = client
         with ExitStack() as undo:
             undo.callback(self._thread.end)
@@ -415,17 +415,21 @@ class SyncClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(commit_last=kind is None)
 
     def abilities(self) -> frozenset[Ability]:
         """Return the features that this protocol supports."""
         return self._thread.run(self._client.abilities())
 
-    def close(self) -> None:
-        """Flush and close producers and consumers, then the connection. See ``Client.close``."""
+    def close(self, *, commit_last: bool = True) -> None:
+        """Flush and close producers and consumers, then the connection. See ``Client.close``.
+
+        If a program ends without closing its clients, they are closed then, with ``commit_last=False``. It waits at
+        most ten seconds for them, and a warning reports records that were not acknowledged.
+        """
         if not self._thread.ended:
             try:
-                self._thread.run(self._client.close())
+                self._thread.run(self._client.close(commit_last=commit_last))
             finally:
                 self._thread.end()
 

@@ -71,7 +71,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close()
+        await self.close(commit_last=kind is None)
 
     async def open(self) -> None:
         """Connect. ``connect`` calls this. Raises Invalid, Unavailable, Denied(LOGIN_FAILED)."""
@@ -81,14 +81,21 @@ class Client:
         """Return the features that this protocol supports."""
         return (await self._link.wire()).abilities
 
-    async def close(self) -> None:
+    async def close(self, *, commit_last: bool = True) -> None:
         """Flush and close all producers and consumers, then the connection. Raises their errors.
 
         A second call does nothing.
+
+        Args:
+            commit_last: see ``Consumer.close``. It is false if an ``async with`` ends with an exception.
         """
         try:
             while self._children:
-                await self._children.pop().close()
+                child = self._children.pop()
+                if isinstance(child, Consumer):
+                    await child.close(commit_last=commit_last)
+                else:
+                    await child.close()
         finally:
             await self._link.close()
 
@@ -358,7 +365,7 @@ class Connecting:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._client.close()
+        await self._client.__aexit__(kind, error, trace)
 
     async def _open(self) -> Client:
         await self._client.open()

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from polywire.client.link import GONE, Link
+from polywire.client.notices import log
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, encode_batch, to_stored
 from polywire.errors import BrokerError, Busy, ErrorCode, Invalid, Unavailable
@@ -207,17 +208,20 @@ class Lane:
             self._complete(batch)
         return True
 
-    async def close(self) -> None:
-        """Stop the task. Batches without an outcome fail."""
+    async def close(self) -> int:
+        """Stop the task, and return the number of records without an outcome. They fail."""
+        self._task.remove_done_callback(self._ended)
         requests = [self._task, *(batch.reply for batch in self._in_flight if batch.reply is not None)]
         for request in requests:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
-        self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
+        return self._fail_all(Unavailable(ErrorCode.STOPPING, "producer was closed"))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """If the task failed, fail all batches and report the exception to asyncio."""
-        if not task.cancelled() and task.exception() is not None:
+        """Fail all batches if the task failed, or if the event loop ended. Report an exception to asyncio."""
+        if task.cancelled():
+            warn_lost(self._fail_all(Unavailable(ErrorCode.STOPPING, "the event loop ended")))
+        elif task.exception() is not None:
             self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
             self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
 
@@ -345,13 +349,25 @@ class Lane:
             batch.completed.set_result(delivery)
         self._on_completed(batch, delivery)
 
-    def _fail_all(self, error: BrokerError) -> None:
+    def _fail_all(self, error: BrokerError) -> int:
+        """Fail all batches, and return the number of their records."""
         batches = [*self._in_flight, *self._queue]
         self._in_flight.clear()
         self._queue.clear()
         self._begin_producer()
         for batch in batches:
             self._complete(batch, error)
+        return sum(len(batch.values) - len(batch.expired) for batch in batches)
+
+
+def warn_lost(records: int) -> None:
+    """Log a warning if records have no outcome when their producer ends."""
+    if records:
+        log.warning(
+            "records may not be stored, because their producer ended before they were acknowledged"
+            " (Producer.close waits for them) records=%d",
+            records,
+        )
 
 
 def _too_large(topic: str, batch: Batch, error: BrokerError) -> Invalid:

@@ -21,7 +21,7 @@ from typing import Final, Self, TypedDict, Unpack
 from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
-from polywire.client.lane import ANY_PARTITION, NO_OFFSET, Batch, Delivery, Lane, OnDelivery
+from polywire.client.lane import ANY_PARTITION, NO_OFFSET, Batch, Delivery, Lane, OnDelivery, warn_lost
 from polywire.client.link import Link
 from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
 from polywire.client.polywire import PolywireClient
@@ -465,8 +465,7 @@ class Producer:
             if flush:
                 await self.flush()
         finally:
-            for lane in self._lanes.values():
-                await lane.close()
+            warn_lost(sum([await lane.close() for lane in self._lanes.values()]))
             await self._link.close()
 
     def _flush_lanes(self) -> None:

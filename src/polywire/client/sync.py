@@ -6,8 +6,11 @@ Each connection has one thread with an event loop. Calls may come from any threa
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -15,22 +18,33 @@ from typing import Any, Final, Self, TypeVar
 from polywire.client.base import Ability, Membership, PartitionBounds, Produced, TopicInfo, WireClient
 from polywire.client.connect import connect as connect_asynchronously
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
-from polywire.errors import ErrorCode, Unavailable
+from polywire.client.notices import log
+from polywire.errors import BrokerError, ErrorCode, Unavailable
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
 T = TypeVar("T")
 
+EXIT_S: Final = 10.0
+"""How long the end of a program waits for clients that it did not close."""
+CANCEL_S: Final = 1.0
+"""How long the end of a thread waits for operations that it cancels."""
+
 
 class LoopThread:
-    """A thread that runs an event loop. Calls fail after ``end``."""
+    """A thread that runs an event loop. Calls fail after ``end``.
 
-    __slots__ = ("_loop", "_thread")
+    If the program ends before, ``close`` runs in the loop.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_loop", "_thread", "close")
+
+    def __init__(self, close: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        self.close = close
         self._loop: Final = asyncio.new_event_loop()
         self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
         self._thread.start()
+        _running.add(self)
 
     @property
     def ended(self) -> bool:
@@ -51,13 +65,46 @@ class LoopThread:
         finally:
             future.cancel()  # the caller was interrupted; cancelling a finished call does nothing
 
+    def begin_close(self) -> Future[None] | None:
+        """Begin to run ``close``. Return None if there is none, or if this is a fork, which has no such thread."""
+        if not self._thread.is_alive():
+            self._loop.set_exception_handler(lambda _loop, _context: None)  # it reports every task of the loop
+            return None
+        return asyncio.run_coroutine_threadsafe(self.close(), self._loop) if self.close is not None else None
+
     def end(self) -> None:
-        """Stop the loop and its thread."""
+        """Cancel what still runs in the loop, and stop it and its thread."""
+        _running.discard(self)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        for task in (tasks := asyncio.all_tasks(self._loop)):
+            task.cancel()
         with suppress(RuntimeError):
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_S))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+
+_running: Final[set[LoopThread]] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close the clients that the program did not close, so that the records of their producers are stored."""
+    closing = [(thread, thread.begin_close()) for thread in _running]
+    end = time.monotonic() + EXIT_S
+    for thread, closed in closing:
+        if closed is None:
+            continue
+        try:
+            closed.result(max(0.0, end - time.monotonic()))
+        except TimeoutError:
+            log.warning("the program ended, and a client could not be closed in time seconds=%d", EXIT_S)
+            closed.cancel()
+        except (BrokerError, OSError) as error:  # nothing can handle it any more
+            log.warning("the program ended, and a client was closed with an error reason=%s", error)
+        thread.end()
 
 
 class SyncClient:
@@ -79,6 +126,7 @@ class SyncClient:
             undo.callback(self._thread.end)
             self._client: Final[WireClient] = self._run(connect_asynchronously(url))
             undo.pop_all()
+        self._thread.close = self._client.close
 
     def __enter__(self) -> Self:
         return self

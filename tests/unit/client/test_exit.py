@@ -1,0 +1,143 @@
+"""Records and offsets of a program that ends without closing its clients, or with an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+import polywire
+from polywire.client.sync import EXIT_S
+from tests.unit.client.served import Served
+
+BEGINNING = """
+import asyncio, os, sys
+import polywire
+from polywire.client import sync
+"""
+TIMEOUT_S = 60.0
+COUNT = 100
+
+
+def start(served: Served, program: str) -> subprocess.Popen[str]:
+    text = BEGINNING + textwrap.dedent(program)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", text, served.address], text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+
+
+def stored(served: Served) -> int:
+    with polywire.connect_sync(served.address) as client:
+        return sum(part.next_offset for part in client.bounds("t"))
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "printed"), [("", 0, ""), ("raise ValueError", 1, "ValueError\n"), ("sys.exit(3)", 3, "")]
+)
+def test_records_are_stored_at_the_end_of_a_program(served: Served, ending: str, status: int, printed: str) -> None:
+    program = start(
+        served,
+        f"""
+        def run():
+            producer = polywire.connect_sync(sys.argv[1]).producer(linger_ms=1000)
+            for number in range({COUNT}):
+                producer.send("t", str(number))
+            {ending}
+        run()
+        """,
+    )
+    _, errors = program.communicate(timeout=TIMEOUT_S)
+    assert program.returncode == status
+    assert errors.endswith(printed)
+    assert ("Traceback" in errors) == bool(printed)
+    assert "Task" not in errors
+    assert stored(served) == COUNT
+
+
+def test_the_end_of_a_program_waits_for_a_limited_time(served: Served) -> None:
+    program = start(
+        served,
+        f"""
+        sync.EXIT_S = {EXIT_S / 100}
+        producer = polywire.connect_sync(sys.argv[1]).producer()
+        producer.send_and_wait("t", "stored")
+        print("stored", flush=True)
+        input()
+        for number in range({COUNT}):
+            producer.send("t", str(number))
+        """,
+    )
+    assert program.stdout is not None
+    assert program.stdout.readline() == "stored\n"
+    served.stop_listening()
+    served.drop_connections()
+    _, errors = program.communicate("\n", timeout=TIMEOUT_S)
+    assert program.returncode == 0
+    assert "a client could not be closed in time" in errors
+    assert f"they were acknowledged (Producer.close waits for them) records={COUNT}\n" in errors
+    assert errors.count("records=") == 1
+    served.listen_again()
+    assert stored(served) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_the_end_of_a_fork_does_not_wait(served: Served) -> None:
+    program = start(
+        served,
+        """
+        sync.EXIT_S = 1e6
+        producer = polywire.connect_sync(sys.argv[1]).producer()
+        producer.send_and_wait("t", "from the parent")
+        if os.fork():
+            os.wait()
+        """,
+    )
+    assert program.communicate(timeout=TIMEOUT_S) == ("", "")
+    assert program.returncode == 0
+    assert stored(served) == 1
+
+
+def test_a_warning_says_what_an_event_loop_has_not_sent(served: Served) -> None:
+    program = start(
+        served,
+        f"""
+        async def run():
+            producer = (await polywire.connect(sys.argv[1])).producer(linger_ms=1000)
+            for number in range({COUNT}):
+                await producer.send("t", str(number), partition=0)
+        asyncio.run(run())
+        """,
+    )
+    _, errors = program.communicate(timeout=TIMEOUT_S)
+    assert program.returncode == 0
+    assert errors == (
+        "records may not be stored, because their producer ended before they were acknowledged"
+        f" (Producer.close waits for them) records={COUNT}\n"
+    )
+
+
+def test_an_exception_does_not_commit_the_last_record(served: Served) -> None:
+    def fail_on_the_second() -> None:
+        with polywire.connect_sync(served.address) as client:
+            consumer = client.consumer("t", group="blocking")
+            assert [next(consumer).text for _ in range(2)] == ["a", "b"]
+            raise ValueError
+
+    async def fail_asynchronously() -> None:
+        async with polywire.connect(served.address) as client:
+            consumer = client.consumer("t", group="asynchronous")
+            assert [(await anext(consumer)).text for _ in range(2)] == ["a", "b"]
+            raise ValueError
+
+    with polywire.connect_sync(served.address) as client:
+        with client.producer() as producer:
+            producer.send_many("t", ["a", "b"], partition=0)
+        with pytest.raises(ValueError):
+            fail_on_the_second()
+        with pytest.raises(ValueError):
+            asyncio.run(fail_asynchronously())
+        assert client.position("blocking", "t", 0) == 1
+        assert client.position("asynchronous", "t", 0) == 1
