@@ -7,6 +7,7 @@ executed.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import AsyncExitStack
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Never, Protocol, Self, Unpack, runtime_checkable
@@ -89,15 +90,14 @@ class Client:
         Args:
             commit_last: see ``Consumer.close``. It is false if an ``async with`` ends with an exception.
         """
-        try:
-            while self._children:
-                child = self._children.pop()
+        children, self._children = self._children, []
+        async with AsyncExitStack() as closing:  # the last first, and all of them, also if one raises its error
+            closing.push_async_callback(self._link.close)
+            for child in children:
                 if isinstance(child, Consumer):
-                    await child.close(commit_last=commit_last)
+                    closing.push_async_callback(child.close, commit_last=commit_last)
                 else:
-                    await child.close()
-        finally:
-            await self._link.close()
+                    closing.push_async_callback(child.close)
 
     def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
         """Return a producer. Options are the arguments of ``Producer``.

@@ -94,6 +94,11 @@ class Batch:
     removed: list[int] = field(default_factory=list)
 
     @property
+    def record_count(self) -> int:
+        """The number of records whose time is not over."""
+        return len(self.values) - len(self.expired)
+
+    @property
     def next_row(self) -> int:
         """The row of the next record."""
         return len(self.values) + len(self.removed)
@@ -344,7 +349,7 @@ class Lane:
             partition, base_offset = self.partition, NO_OFFSET
         if error is not None and error.code is ErrorCode.RECORD_TOO_LARGE:
             error = _too_large(self.topic, batch, error)
-        delivery = Delivery(self.topic, partition, base_offset, len(batch.values) - len(batch.expired), error)
+        delivery = Delivery(self.topic, partition, base_offset, batch.record_count, error)
         if not batch.completed.done():
             batch.completed.set_result(delivery)
         self._on_completed(batch, delivery)
@@ -357,7 +362,7 @@ class Lane:
         self._begin_producer()
         for batch in batches:
             self._complete(batch, error)
-        return sum(len(batch.values) - len(batch.expired) for batch in batches)
+        return sum(batch.record_count for batch in batches)
 
 
 def warn_lost(records: int) -> None:

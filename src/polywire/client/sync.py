@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -75,15 +75,18 @@ class LoopThread:
     def end(self) -> None:
         """Cancel what still runs in the loop, and stop it and its thread."""
         _running.discard(self)
+        self.run(self._finish())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        for task in (tasks := asyncio.all_tasks(self._loop)):
-            task.cancel()
-        with suppress(RuntimeError):
-            if tasks:
-                self._loop.run_until_complete(asyncio.wait(tasks, timeout=CANCEL_S))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_S)
+        await self._loop.shutdown_asyncgens()
 
 
 _running: Final[set[LoopThread]] = set()
@@ -92,7 +95,7 @@ _running: Final[set[LoopThread]] = set()
 @atexit.register
 def _close_all() -> None:
     """Close the clients that the program did not close, so that the records of their producers are stored."""
-    closing = [(thread, thread.begin_close()) for thread in _running]
+    closing = [(thread, thread.begin_close()) for thread in tuple(_running)]
     end = time.monotonic() + EXIT_S
     for thread, closed in closing:
         if closed is None:

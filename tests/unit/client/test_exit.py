@@ -12,6 +12,7 @@ import pytest
 
 import polywire
 from polywire.client.sync import EXIT_S
+from polywire.errors import Missing
 from tests.unit.client.served import Served
 
 BEGINNING = """
@@ -141,3 +142,32 @@ def test_an_exception_does_not_commit_the_last_record(served: Served) -> None:
             asyncio.run(fail_asynchronously())
         assert client.position("blocking", "t", 0) == 1
         assert client.position("asynchronous", "t", 0) == 1
+
+
+def test_one_error_does_not_keep_others_from_being_closed(served: Served) -> None:
+    with polywire.connect_sync(served.address) as other:
+        other.create_topic("t", 1)
+        other.create_topic("deleted", 1)
+        other.send("t", "a")
+        client = polywire.connect_sync(served.address)
+        assert next(client.consumer("t", group="g", commit_interval_s=3600)).text == "a"
+        client.producer(linger_ms=3_600_000, create=False).send("deleted", "b")
+        other.delete_topic("deleted")
+        with pytest.raises(Missing):
+            client.close()
+        assert other.position("g", "t", 0) == 1
+        assert not [group for group in other.groups() if group.members]
+
+
+def test_a_client_is_closed_while_an_event_loop_runs(served: Served) -> None:
+    program = start(
+        served,
+        """
+        async def run():
+            with polywire.connect_sync(sys.argv[1]) as client:
+                client.producer().send("t", "a")
+        asyncio.run(run(), debug=True)
+        """,
+    )
+    assert program.communicate(timeout=TIMEOUT_S) == ("", "")
+    assert stored(served) == 1
