@@ -375,7 +375,8 @@ class SyncQueue:
 
     def close(self) -> None:
         """Send pending acknowledgements and close the connection. See ``Queue.close``."""
-        self._thread.run(self._queue.close())
+        if not self._thread.ended:
+            self._thread.run(self._queue.close())
 
 
 class SyncClient:

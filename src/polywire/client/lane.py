@@ -75,7 +75,6 @@ class Batch:
         locations: partition and offset of the first record, or of each record if the protocol returns them
             individually.
         reply: the request in flight.
-        reported: number of records whose senders have received the error of the batch.
         expired: rows of records to remove before the batch is sent, because their time is over.
         removed: rows that were removed, in order. Rows are counted as if these were still there.
     """
@@ -89,7 +88,6 @@ class Batch:
     sequence: int = -1
     locations: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
-    reported: int = 0
     expired: set[int] = field(default_factory=set)
     removed: list[int] = field(default_factory=list)
 
@@ -180,6 +178,11 @@ class Lane:
         self._task: Final = asyncio.ensure_future(self._run())
         self._task.add_done_callback(self._ended)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the task has ended, so that no batch would be sent."""
+        return self._task.done()
+
     def open_batch(self, size: int) -> Batch:
         """Return the batch to which records of this size are to be added.
 
@@ -227,8 +230,11 @@ class Lane:
         if task.cancelled():
             warn_lost(self._fail_all(Unavailable(ErrorCode.STOPPING, "the event loop ended")))
         elif task.exception() is not None:
-            self._fail_all(Unavailable(ErrorCode.STOPPING, f"the producer stopped reason={task.exception()}"))
-            self._loop.call_exception_handler({"message": "a producer stopped", "exception": task.exception()})
+            for batch in self._in_flight:
+                if batch.reply is not None:
+                    batch.reply.cancel()
+            self._fail_all(Unavailable(ErrorCode.STOPPING, f"a batch could not be sent reason={task.exception()!r}"))
+            self._loop.call_exception_handler({"message": "a batch could not be sent", "exception": task.exception()})
 
     async def _run(self) -> None:
         while True:
@@ -350,9 +356,9 @@ class Lane:
         if error is not None and error.code is ErrorCode.RECORD_TOO_LARGE:
             error = _too_large(self.topic, batch, error)
         delivery = Delivery(self.topic, partition, base_offset, batch.record_count, error)
+        self._on_completed(batch, delivery)
         if not batch.completed.done():
             batch.completed.set_result(delivery)
-        self._on_completed(batch, delivery)
 
     def _fail_all(self, error: BrokerError) -> int:
         """Fail all batches, and return the number of their records."""

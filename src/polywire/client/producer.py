@@ -16,14 +16,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self, TypedDict, Unpack
+from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 from polywire.choices import choice
 from polywire.client.base import Produced, WireClient
 from polywire.client.bulk import AppendedRange
 from polywire.client.lane import ANY_PARTITION, NO_OFFSET, Batch, Delivery, Lane, OnDelivery, warn_lost
 from polywire.client.link import Link
-from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, log
+from polywire.client.notices import WARN_AFTER_S, WARN_INTERVAL_S, OnConnect, OnDisconnect, call_soon, log
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import (
     RECORD_OVERHEAD_BYTES,
@@ -45,6 +45,7 @@ LINGER_MS: Final = 5.0  # the default of Kafka's producer since version 4
 BATCH_BYTES: Final = 1 << 20
 BATCH_BYTES_LIMIT: Final = 8 << 20  # leaves space in a batch for one more record of the maximum size
 BUFFER_BYTES: Final = 32 << 20
+UNREPORTED_MAX: Final = 1000  # failed batches of which a producer remembers the error until the application gets it
 METADATA_S: Final = 60.0  # how long the partition count of a topic is cached
 HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
     KeyHash.FNV32: fnv1a_32,
@@ -53,16 +54,26 @@ HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
     KeyHash.MURMUR3: murmur3_128,
 }
 
+OnError: TypeAlias = Callable[[Delivery, int], None]
+"""Called with a failed delivery and the number of its records whose error the application has received."""
+
 
 class Receipt:
     """The result of ``Producer.send``. Awaiting it returns the record's partition and offset, or raises the error."""
 
-    __slots__ = ("_batch", "_row", "outcome")
+    __slots__ = ("_batch", "_on_error", "_row", "outcome")
 
-    def __init__(self, batch: Batch, row: int, outcome: asyncio.Future[Delivery] | None = None) -> None:
-        """Create a receipt. ``outcome`` is the record's own outcome if it has a time limit."""
+    def __init__(
+        self, batch: Batch, row: int, on_error: OnError, outcome: asyncio.Future[Delivery] | None = None
+    ) -> None:
+        """Create a receipt.
+
+        ``on_error`` is called when the application has received the error. ``outcome`` is the record's own outcome if
+        it has a time limit.
+        """
         self._batch: Final = batch
         self._row: Final = row
+        self._on_error: OnError | None = on_error
         self.outcome: Final = outcome or batch.completed
 
     @property
@@ -70,21 +81,12 @@ class Receipt:
         """Whether the result is available."""
         return self.outcome.done()
 
-    def mark_reported(self) -> bool:
-        """Record that the application has received the error of this record.
-
-        Return whether it has received the errors of all records of the batch. A record whose time was over has an error
-        of its own.
-        """
-        completed = self._batch.completed
-        if not completed.done() or self.outcome.result() is not completed.result():
-            return True
-        self._batch.reported += 1
-        return self._batch.reported == len(self._batch.values)
-
     def __await__(self) -> Generator[object, None, Produced]:
         delivery = yield from asyncio.shield(self.outcome).__await__()
         if delivery.error is not None:
+            if self._on_error is not None:
+                self._on_error(delivery, 1)
+                self._on_error = None
             raise delivery.error
         return _produced(self._batch, delivery, self._row)
 
@@ -95,10 +97,11 @@ class Receipts:
     Awaiting it returns the stored ranges, or raises the error if a record failed.
     """
 
-    __slots__ = ("_parts",)
+    __slots__ = ("_on_error", "_parts")
 
-    def __init__(self, parts: Sequence[tuple[Batch, int, int]]) -> None:
+    def __init__(self, parts: Sequence[tuple[Batch, int, int]], on_error: OnError) -> None:
         self._parts: Final = parts
+        self._on_error: OnError | None = on_error
 
     @property
     def done(self) -> bool:
@@ -113,7 +116,10 @@ class Receipts:
             failure = failure or delivery.error
             if failure is None:
                 ranges += _ranges(batch, delivery, first, count)
+            elif delivery.error is not None and self._on_error is not None:
+                self._on_error(delivery, count)
         if failure is not None:
+            self._on_error = None
             raise failure
         return ranges
 
@@ -185,7 +191,7 @@ class Producer:
                 crash), "synced" (survives a power failure) or "stored" (in the bucket).
             idempotent: store each record exactly once. With None, the producer is idempotent if the protocol supports it.
             create: create missing topics.
-            on_delivery: called with a ``Delivery`` for each batch that was stored or failed.
+            on_delivery: called with a ``Delivery`` for each batch that was stored or failed. It must not block.
             reconnect_s: how long to retry a lost connection, in seconds, before records fail.
             on_connect: called with the address when a connection was opened. See ``polywire.connect``.
             on_disconnect: called with the address and the error when the connection was lost.
@@ -212,7 +218,7 @@ class Producer:
         self._buffered = 0
         self._has_space = asyncio.Event()
         self._warned_at = float("-inf")
-        self._failure: BrokerError | None = None
+        self._unreported: Final[dict[Delivery, int]] = {}
         self._is_idempotent = False
         self._closed = False
 
@@ -293,8 +299,9 @@ class Producer:
             batch.others[len(batch.values)] = record
         self._join(topic, where, batch, [record.value], [record.key], size)
         if end is None:
-            return Receipt(batch, row)
-        return Receipt(batch, row, self._timed(topic, where, batch, row, end=end, timeout_s=timeout_s))
+            return Receipt(batch, row, self._note_reported)
+        outcome = self._timed(topic, where, batch, row, end=end, timeout_s=timeout_s)
+        return Receipt(batch, row, self._note_reported, outcome)
 
     def _timed(
         self, topic: str, partition: int, batch: Batch, row: int, *, end: float, timeout_s: float | None
@@ -307,8 +314,9 @@ class Producer:
             if batch.completed.done():
                 return
             error = _late(topic, timeout_s, is_sent=not self._lanes[topic, partition].expire(batch, row))
-            outcome.set_result(Delivery(topic, partition, NO_OFFSET, 1, error))
-            self._failure = self._failure or error
+            delivery = Delivery(topic, partition, NO_OFFSET, 1, error)
+            self._note_failure(delivery)
+            outcome.set_result(delivery)
 
         timer = loop.call_at(end, expire)
 
@@ -343,12 +351,7 @@ class Producer:
         record = as_record(value, key, headers, timestamp, **times)
         receipt = await self.send(topic, record, partition=partition, timeout_s=timeout_s)
         self._flush_lanes()
-        try:
-            return await receipt
-        except BrokerError as error:
-            if receipt.mark_reported() and error is self._failure:
-                self._failure = None  # every sender of the batch has received the error
-            raise
+        return await receipt
 
     async def send_json(
         self,
@@ -409,7 +412,7 @@ class Producer:
             named = [others[row].key if row in others else None for row in range(len(found))]
         telemetry = active()
         if telemetry is None or not found:
-            return Receipts(await self._queue_all(topic, found, named, others, partition))
+            return Receipts(await self._queue_all(topic, found, named, others, partition), self._note_reported)
         with telemetry.sending(self._link.place, topic, {}, count=len(found)) as sending:
             if sending.has_context:
                 others = {
@@ -418,7 +421,7 @@ class Producer:
                 }
             parts = await self._queue_all(topic, found, named, others, partition)
         sending.wait_for([batch.completed for batch, _, _ in parts])
-        return Receipts(parts)
+        return Receipts(parts, self._note_reported)
 
     async def _queue_all(
         self,
@@ -440,15 +443,16 @@ class Producer:
     async def flush(self) -> None:
         """Send all queued records, and wait until all are acknowledged.
 
-        Raises the error of the first record that failed since the last flush.
+        Raises the first error since the last flush that the application has not received by awaiting a receipt.
         """
         while self._buffered:
             self._flush_lanes()
             self._has_space.clear()
             await self._has_space.wait()
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
+        failed = next(iter(self._unreported), None)
+        self._unreported.clear()
+        if failed is not None and failed.error is not None:
+            raise failed.error
 
     async def close(self, *, flush: bool = True) -> None:
         """Flush and close the connection. A second call does nothing.
@@ -492,7 +496,7 @@ class Producer:
 
     def _lane(self, topic: str, partition: int) -> Lane:
         lane = self._lanes.get((topic, partition))
-        if lane is None:
+        if lane is None or lane.ended:
             lane = self._lanes[topic, partition] = Lane(
                 self._link,
                 topic,
@@ -556,13 +560,26 @@ class Producer:
         return parts
 
     def _on_completed(self, batch: Batch, delivery: Delivery) -> None:
+        if delivery.record_count:
+            call_soon(self._on_delivery, delivery)  # before the tasks that wait for the batch
         self._buffered -= batch.size
         self._has_space.set()
         self._topics[delivery.topic].sticky += 1
-        if delivery.error is not None and self._failure is None:
-            self._failure = delivery.error
-        if self._on_delivery is not None and delivery.record_count:
-            self._on_delivery(delivery)
+        if delivery.error is not None and delivery.record_count:
+            self._note_failure(delivery)
+
+    def _note_failure(self, delivery: Delivery) -> None:
+        """Remember how many records failed with an error that the application has not received."""
+        if delivery in self._unreported or len(self._unreported) < UNREPORTED_MAX:
+            self._unreported[delivery] = self._unreported.get(delivery, 0) + delivery.record_count
+
+    def _note_reported(self, delivery: Delivery, count: int) -> None:
+        """Note that the application has received the error of ``count`` records."""
+        left = self._unreported.get(delivery, 0) - count
+        if left > 0:
+            self._unreported[delivery] = left
+        else:
+            self._unreported.pop(delivery, None)
 
     # Where records go
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -19,7 +20,7 @@ from polywire.client.base import Ability, Membership, PartitionBounds, Produced,
 from polywire.client.connect import connect as connect_asynchronously
 from polywire.client.consume import EARLIEST, Delivered, Start, consume
 from polywire.client.notices import log
-from polywire.errors import BrokerError, ErrorCode, Unavailable
+from polywire.errors import BrokerError, ErrorCode, Invalid, Unavailable
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
@@ -32,42 +33,59 @@ CANCEL_S: Final = 1.0
 
 
 class LoopThread:
-    """A thread that runs an event loop. Calls fail after ``end``.
+    """A thread that runs an event loop. Calls fail after ``end``, in a fork, and in callbacks, which run in this thread.
 
     If the program ends before, ``close`` runs in the loop.
     """
 
-    __slots__ = ("_loop", "_thread", "close")
+    __slots__ = ("_loop", "_process", "_thread", "close")
 
     def __init__(self, close: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         self.close = close
+        self._process: Final = os.getpid()
         self._loop: Final = asyncio.new_event_loop()
-        self._thread: Final = threading.Thread(target=self._loop.run_forever, name="polywire-client", daemon=True)
+        self._thread: Final = threading.Thread(target=self._run_forever, name="polywire-client", daemon=True)
         self._thread.start()
         _running.add(self)
 
     @property
     def ended(self) -> bool:
-        """Whether the loop has ended."""
-        return self._loop.is_closed()
+        """Whether the loop has ended, or this process is a fork, which has no such thread."""
+        return not self._thread.is_alive()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the loop, and return its result or raise its exception.
 
-        Raises Unavailable(STOPPING) after the loop has ended.
+        Raises Unavailable(STOPPING) after the loop has ended, and Invalid where the call would wait for ever.
         """
-        if self.ended:
+        error = self._reason_not_to_run()
+        if error is not None:
             work.close()
-            raise Unavailable(ErrorCode.STOPPING, "client was closed")
+            raise error
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         finally:
             future.cancel()  # the caller was interrupted; cancelling a finished call does nothing
 
+    def _reason_not_to_run(self) -> BrokerError | None:
+        if threading.current_thread() is self._thread:
+            return Invalid(
+                ErrorCode.INVALID_REQUEST,
+                "a callback runs in the thread of its client and cannot use its blocking methods (use another thread)",
+            )
+        if not self.ended:
+            return None
+        if self._process == os.getpid():
+            return Unavailable(ErrorCode.STOPPING, "client was closed")
+        return Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "this process is a fork and cannot use a client of its parent (call connect_sync in each process)",
+        )
+
     def begin_close(self) -> Future[None] | None:
-        """Begin to run ``close``. Return None if there is none, or if this is a fork, which has no such thread."""
-        if not self._thread.is_alive():
+        """Begin to run ``close``. Return None if there is none, or in a fork."""
+        if self.ended:
             self._loop.set_exception_handler(lambda _loop, _context: None)  # it reports every task of the loop
             return None
         return asyncio.run_coroutine_threadsafe(self.close(), self._loop) if self.close is not None else None
@@ -79,6 +97,14 @@ class LoopThread:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _run_forever(self) -> None:
+        while True:
+            try:
+                return self._loop.run_forever()
+            except SystemExit as error:
+                message = "a callback cannot end the program, because it runs in the thread of its client"
+                self._loop.call_exception_handler({"message": message, "exception": error})
 
     async def _finish(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
