@@ -23,7 +23,7 @@ from polywire.choices import listed
 from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
 from polywire.client.base import Ability, WireClient
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
-from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_soon, log, rebalance
+from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_soon, failure_of, log, rebalance
 from polywire.client.polywire import PolywireClient
 from polywire.client.record import Record, decode_batches, from_stored
 from polywire.client.rows import Cursor
@@ -176,6 +176,7 @@ class Consumer:
         """
         if self._task is None and not self._closed:
             self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(self._ended)
         await self._session_begun()
 
     async def batch(self, records_max: int = BATCH_RECORDS, *, timeout_s: float | None = None) -> Sequence[Record]:
@@ -520,13 +521,13 @@ class Consumer:
 
     async def _run(self) -> None:
         """Run one session after another. Raises an error that another session cannot fix."""
-        try:
-            while True:
-                await self._one_session(await self._link.wire())
-        except BrokerError as error:
-            self._failure = error
-            self._news.set()
-            self._in_session.set()
+        while True:
+            await self._one_session(await self._link.wire())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._failure = failure_of(task, "the consumer")
+        self._news.set()
+        self._in_session.set()
 
     async def _one_session(self, wire: WireClient) -> None:
         """Run a session. If it failed, pause before the next one.

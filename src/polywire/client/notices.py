@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from polywire.client.address import split_login
-from polywire.errors import BrokerError
+from polywire.errors import BrokerError, ErrorCode, Unavailable
 
 WARN_AFTER_S: Final = 1.0  # shorter interruptions, such as a failover, are not worth a warning
 WARN_INTERVAL_S: Final = 10.0
@@ -53,6 +53,16 @@ def call_soon(function: Callable[..., object] | None, *args: object) -> None:
     """Schedule a callback of the application, if there is one."""
     if function is not None:
         asyncio.get_running_loop().call_soon(function, *args)
+
+
+def failure_of(task: asyncio.Task[None], what: str) -> BrokerError | None:
+    """Return the error for the application when a task of a client has ended. It is None if the task was cancelled."""
+    error = None if task.cancelled() else task.exception()
+    if error is None or isinstance(error, BrokerError):
+        return error
+    failure = Unavailable(ErrorCode.STOPPING, f"{what} stopped reason={error!r}")
+    failure.__cause__ = error
+    return failure
 
 
 class ConnectionNotices:

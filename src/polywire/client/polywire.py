@@ -118,10 +118,14 @@ class PolywireConnection(Connection):
         transport = self._opened()
         self._correlation = (self._correlation % 0xFFFF_FFFF) + 1
         correlation = self._correlation
-        pending = self._pending[correlation] = _Pending(self._loop.create_future(), bytes_left=bytes_max)
         parts = [memoryview(part).cast("B") for part in payload]
         size = sum([len(part) for part in parts])
-        transport.writelines([encode_head(verb, correlation, head, payload_bytes=size), *parts])
+        try:
+            encoded = encode_head(verb, correlation, head, payload_bytes=size)
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise Invalid(ErrorCode.INVALID_REQUEST, f"an argument cannot be encoded: {error}") from None
+        pending = self._pending[correlation] = _Pending(self._loop.create_future(), bytes_left=bytes_max)
+        transport.writelines([encoded, *parts])
         try:
             await self._writable.wait()
             return await pending.done

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Self, TypedDict
 
 from polywire.client.base import WireClient
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
-from polywire.client.notices import OnConnect, OnDisconnect, log
+from polywire.client.notices import OnConnect, OnDisconnect, failure_of, log
 from polywire.client.queue_calls import Acquisition
 from polywire.client.queue_worker import QueueWorker, queue_worker
 from polywire.client.record import Record
@@ -37,7 +37,8 @@ RENEWALS: Final = 3  # a lock is renewed when this part of its duration is over
 RETRY_DELAYS_S: Final = (1.0, 10.0, 60.0)
 DELAY_S_MAX: Final = 30 * 86_400  # the broker's limit
 HELD_S_MAX: Final = 600  # limit of delays during which the worker holds the record, because the protocol has no delays
-_RUNS_MAX: Final = 1_000  # acknowledgements of one request
+REASON_BYTES_MAX: Final = 1_024  # the broker's limit
+_RUNS_MAX: Final = 900  # acknowledgements of one request: with reasons of that size, they fit in its 1 MiB
 
 
 class QueueOptions(TypedDict, total=False):
@@ -113,7 +114,7 @@ class Job:
         Args:
             delay_s: how long no worker gets it, in seconds, at most 30 days. Over Kafka, the worker holds the record
                 until then, for at most 10 minutes. If the worker ends before, another one gets it at once.
-            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters. Not sent over Kafka.
+            reason: header ``dead.reason`` of the dead letter; its first 1,024 bytes are stored. Not sent over Kafka.
 
         Raises the same errors as ``ack``.
         """
@@ -125,7 +126,7 @@ class Job:
         It becomes a dead letter if the group has a dead-letter topic.
 
         Args:
-            reason: header ``dead.reason`` of the dead letter, at most 1,024 characters. Not sent over Kafka.
+            reason: header ``dead.reason`` of the dead letter; its first 1,024 bytes are stored. Not sent over Kafka.
 
         Raises the same errors as ``ack``.
         """
@@ -230,6 +231,8 @@ class Queue:
         if not self._tasks:
             await self._link.read(self._configure)
             self._tasks = [asyncio.ensure_future(self._fetch()), asyncio.ensure_future(self._renew())]
+            for task in self._tasks:
+                task.add_done_callback(self._task_ended)
 
     async def _configure(self, wire: WireClient) -> None:
         worker = self._worker_over(wire)
@@ -244,14 +247,15 @@ class Queue:
 
     async def __anext__(self) -> Job:
         job = await self.get()
-        assert job is not None, "without a time limit, it waits for a job"
+        if job is None:  # the queue was closed
+            raise StopAsyncIteration
         return job
 
     async def get(self, *, timeout_s: float | None = None) -> Job | None:
         """Wait for the next job and return it.
 
         Args:
-            timeout_s: how long to wait, in seconds, before returning None. None waits forever.
+            timeout_s: how long to wait, in seconds, before returning None. None waits until the queue is closed.
 
         Raises the errors of ``start``.
         """
@@ -261,7 +265,7 @@ class Queue:
         return self._jobs.popleft() if self._jobs else None
 
     async def _wait_for_jobs(self) -> None:
-        while not self._jobs:
+        while not self._jobs and not self._closed:
             if self._failure is not None:
                 raise self._failure.with_traceback(None)
             self._news.clear()
@@ -275,7 +279,7 @@ class Queue:
         retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
         job_timeout_s: float | None = None,
     ) -> None:
-        """Call a handler for each job, until the call is cancelled. A job is acknowledged when its handler returns.
+        """Call a handler for each job, until the queue is closed. A job is acknowledged when its handler returns.
 
         If the handler raises, the job is retried with a delay. After the last attempt it is finished, or becomes a dead
         letter with the exception as its reason. A handler may also end the job itself.
@@ -314,6 +318,7 @@ class Queue:
         if self._closed:
             return
         self._closed = True
+        self._news.set()
         while self._sending is not None:
             await asyncio.gather(self._sending, return_exceptions=True)
         for task in self._tasks:
@@ -335,19 +340,17 @@ class Queue:
                 self._connected = None
                 self._lose(error)
                 if wire is None:  # the link has given up
-                    self._fail(error)
-                    return
+                    raise
                 await self._link.lost(wire, error)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
             except BrokerError as error:
                 if error.retry_after_ms is None:
-                    self._fail(error)
-                    return
+                    raise
                 await asyncio.sleep(error.retry_after_ms / 1000)
 
-    def _fail(self, error: BrokerError) -> None:
-        self._failure = error
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._failure = self._failure or failure_of(task, "the queue")
         self._news.set()
 
     async def _fetch_from(self, worker: QueueWorker) -> None:
@@ -423,6 +426,7 @@ class Queue:
             facts = f"topic={self._topic!r} partition={job.record.partition} offset={job.record.offset}"
             raise Conflict(ErrorCode.RECORD_NOT_ACQUIRED, f"{why} {facts}")
         self._check_delay(delay_s)
+        reason = reason.encode(errors="replace")[:REASON_BYTES_MAX].decode(errors="ignore")
         job.is_done = True
         if delay_s and not self._stores_delays:
             job.is_delayed = True
@@ -456,6 +460,7 @@ class Queue:
 
     async def _send(self) -> None:
         """Send the acknowledgements that were put in the meantime, until there are none."""
+        ends: list[_End] = []
         try:
             await asyncio.sleep(0)  # jobs that end in the same pass of the loop share one request
             while self._ends:
@@ -463,6 +468,9 @@ class Queue:
                 await self._send_all(sorted(ends, key=lambda end: (end.job.record.partition, end.job.record.offset)))
         finally:
             self._sending = None
+            for end in ends:
+                if not end.done.done():  # after an unforeseen exception
+                    end.done.set_exception(_lost(Unavailable(ErrorCode.STOPPING, "the request could not be sent")))
 
     async def _send_all(self, ends: Sequence[_End]) -> None:
         runs: list[AcknowledgedRun] = []

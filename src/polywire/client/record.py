@@ -33,6 +33,7 @@ Headers: TypeAlias = Mapping[str, HeaderValue]
 NO_HEADERS: Final[Headers] = MappingProxyType({})
 EXPANDED_BYTES_MAX: Final = 64 << 20  # limit for the size of a decompressed body
 RECORD_OVERHEAD_BYTES: Final = 64  # estimated memory per record, without key and value
+TEXT_CHARACTERS_SHOWN: Final = 60  # of text that cannot be encoded
 PRODUCER_EPOCH: Final = 0  # each producer has its own id, so it never needs a second epoch
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND: Final = timedelta(microseconds=1)
@@ -166,14 +167,26 @@ def as_bytes(given: object, what: str) -> bytes | None:
     if given is None or type(given) is bytes:
         return given
     if isinstance(given, str):
-        return given.encode()
+        return as_utf8(given, what)
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
     raise Invalid(ErrorCode.INVALID_REQUEST, f"{what} must be str, bytes or None got={type(given).__name__}")
 
 
+def as_utf8(text: str, what: str) -> bytes:
+    """Return text as UTF-8. Raises Invalid(INVALID_REQUEST) for half a surrogate pair; ``what`` names the text."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"{what} has half a surrogate pair, which UTF-8 cannot encode (pass a name of a file through os.fsencode)"
+            f" got={text[:TEXT_CHARACTERS_SHOWN]!r}",
+        ) from None
+
+
 def as_headers(given: object) -> Headers:
-    """Return a read-only copy of the headers. Raises Invalid(INVALID_REQUEST) if a name or value has the wrong type."""
+    """Return a read-only copy of the headers. Raises Invalid(INVALID_REQUEST) if a name or value cannot be stored."""
     if not given:
         return NO_HEADERS
     if not isinstance(given, Mapping):
@@ -188,8 +201,7 @@ def as_headers(given: object) -> Headers:
                 ErrorCode.INVALID_REQUEST,
                 f"header value must be str, bytes, int, float, bool or None name={name!r} got={type(value).__name__}",
             )
-        if isinstance(value, int):
-            _header(name, value)
+        _header(name, value)
     return MappingProxyType(dict(given))
 
 
@@ -230,6 +242,8 @@ def _as_time_us(given: object, timestamp: object) -> int | None:
             ErrorCode.INVALID_REQUEST,
             f"origin time must be an int, in microseconds since 1970 got={type(given).__name__}",
         )
+    if given is not None and not -(1 << 63) <= given < 1 << 63:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"origin time does not fit 64 bits got={given}")
     if timestamp is None:
         return given
     if given is not None:
@@ -327,9 +341,9 @@ def _offsets(parts: Iterable[Any]) -> bytes:
 def _header(name: str, value: HeaderValue) -> Header:
     """Return a header with the type of the Python value.
 
-    Raises Invalid(INVALID_REQUEST) for an integer that is too large.
+    Raises Invalid(INVALID_REQUEST) for an integer that is too large, and for text that UTF-8 cannot encode.
     """
-    key = name.encode()
+    key = as_utf8(name, "a header name")
     match value:
         case None:
             return Header(key, None, value_kind=HeaderKind.NULL)
@@ -346,6 +360,6 @@ def _header(name: str, value: HeaderValue) -> Header:
         case float():
             return Header(key, struct.pack("<d", value), value_kind=HeaderKind.FLOAT64)
         case str():
-            return Header(key, value.encode(), value_kind=HeaderKind.STRING)
+            return Header(key, as_utf8(value, "a header value"), value_kind=HeaderKind.STRING)
         case _:
             return Header(key, bytes(value), value_kind=HeaderKind.RAW)

@@ -368,6 +368,28 @@ def test_errors_are_raised(served: Served, play: Play) -> None:
     play(scenario)
 
 
+def test_an_unforeseen_exception_is_raised(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unforeseen(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    async def scenario(client: Client) -> None:
+        await fill(client, "t", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(PolywireClient, "position", unforeseen)
+            consumer = client.consumer("t", group="g")
+            for call in (consumer.start, consumer.batch, consumer.__anext__):
+                with pytest.raises(Unavailable, match="the consumer stopped reason=ZeroDivisionError") as caught:
+                    await asyncio.wait_for(call(), 60)
+                assert isinstance(caught.value.__cause__, ZeroDivisionError)
+            await consumer.close()
+        with pytest.raises(Invalid, match="an argument cannot be encoded"):
+            await client.consumer("t", group="\udc80").start()
+        async with client.consumer("t", group="g") as other:
+            assert len(await other.batch(timeout_s=60)) == 1
+
+    play(scenario)
+
+
 def test_a_closed_consumer_stops(play: Play) -> None:
     async def scenario(client: Client) -> None:
         await client.create_topic("t", 1)

@@ -16,7 +16,7 @@ from polywire import Client, Job
 from polywire.client.polywire import needs_polywire
 from polywire.client.queue_calls import Acquisition, QueueCalls
 from polywire.client.queue_worker import PolywireWorker
-from polywire.errors import Conflict, ErrorCode, Invalid, Missing
+from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
 from polywire.protocols.polywire.messages import AcknowledgedRun, QueueEntry
 from tests.unit.client.served import Play, Served
 from tests.unit.client.test_consumer import fill, numbers
@@ -203,6 +203,82 @@ def test_a_dead_letter_has_the_reason(play: Play) -> None:
         parts = [part for part in await client.bounds("dead") if part.next_offset]
         records = [record for part in parts for record in await client.fetch("dead", part.partition, 0)]
         return {record.text: record.headers["dead.reason"] for record in records}
+
+    play(scenario)
+
+
+def test_a_reason_is_cut_to_what_the_broker_stores(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        reasons = ["ä" * (2 << 20), "half a pair \udc80", "a" * 1023 + "ä"]
+        await client.create_topic("jobs", 1)
+        await fill(client, "jobs", len(reasons))
+        async with client.queue("jobs", group="g", start="earliest", dead_letters="dead") as queue:
+            for reason in reasons:
+                job = await queue.get(timeout_s=WAIT_S)
+                assert job is not None
+                await job.reject(reason)
+        found = [record.headers["dead.reason"] for record in await client.fetch("dead", 0, 0)]
+        assert found == [text.encode() for text in ("ä" * 512, "half a pair ?", "a" * 1023)]
+
+    play(scenario)
+
+
+def test_many_acknowledgements_with_long_reasons_fit_in_requests(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        count = 1_100
+        await client.create_topic("jobs", 1)
+        await fill(client, "jobs", count)
+        async with client.queue("jobs", group="g", start="earliest", dead_letters="dead", prefetch=count) as queue:
+            jobs = [await queue.get(timeout_s=WAIT_S) for _ in range(count)]
+            await asyncio.gather(*(job.reject(f"{number:04}" * 256) for number, job in enumerate(jobs) if job))
+        assert sum(bounds.next_offset for bounds in await client.bounds("dead")) == count
+
+    play(scenario)
+
+
+def test_closing_ends_a_worker_that_waits(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("jobs", 1)
+        queue = client.queue("jobs", group="g")
+        await queue.start()
+        done: list[str] = []
+
+        async def take() -> None:
+            async for job in queue:
+                done.append(job.text)
+                await job.ack()
+
+        async def handle(job: Job) -> None:
+            done.append(job.text)
+
+        working = [asyncio.ensure_future(work) for work in (queue.get(), take(), queue.run(handle))]
+        await asyncio.sleep(0.05)
+        await queue.close()
+        assert await asyncio.wait_for(asyncio.gather(*working), WAIT_S) == [None] * 3
+        assert done == []
+        with pytest.raises(Unavailable, match="queue was closed"):
+            await queue.get()
+
+    play(scenario)
+
+
+def test_an_unforeseen_exception_is_raised(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unforeseen(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("unforeseen")
+
+    async def scenario(client: Client) -> None:
+        await client.create_topic("jobs", 1)
+        await fill(client, "jobs", 2)
+        async with client.queue("jobs", group="g", start="earliest", prefetch=2) as queue:
+            job = await queue.get(timeout_s=WAIT_S)
+            assert job is not None
+            monkeypatch.setattr(PolywireWorker, "acquire", unforeseen)
+            monkeypatch.setattr(PolywireWorker, "acknowledge", unforeseen)
+            with pytest.raises(Conflict, match="the request could not be sent"):
+                await asyncio.wait_for(job.ack(), WAIT_S)
+        async with client.queue("jobs", group="g", start="earliest") as queue:
+            with pytest.raises(Unavailable, match="the queue stopped reason=ZeroDivisionError"):
+                await asyncio.wait_for(queue.get(), WAIT_S)
 
     play(scenario)
 

@@ -15,6 +15,10 @@ from polywire.records.columns import Header, HeaderKind
 from polywire.records.columns import Record as StoredRecord
 from polywire.records.rows import from_records
 
+HALF_PAIR = (
+    "has half a surrogate pair, which UTF-8 cannot encode (pass a name of a file through os.fsencode) got='\\udc80'"
+)
+
 
 def test_text_becomes_utf8() -> None:
     record = Record("hällo", key="k", headers={"source": "web"})
@@ -37,9 +41,14 @@ def test_text_becomes_utf8() -> None:
             "header value must be str, bytes, int, float, bool or None name='a' got=list",
         ),
         ({"value": "v", "headers": {"a": 1 << 127}}, "header value is an integer of more than 128 bits name='a'"),
+        ({"value": "\udc80"}, f"a value {HALF_PAIR}"),
+        ({"value": "v", "key": "\udc80"}, f"a key {HALF_PAIR}"),
+        ({"value": "v", "headers": {"\udc80": "a"}}, f"a header name {HALF_PAIR}"),
+        ({"value": "v", "headers": {"a": "\udc80"}}, f"a header value {HALF_PAIR}"),
+        ({"value": "v", "origin_time_us": 1 << 63}, f"origin time does not fit 64 bits got={1 << 63}"),
         ({"value": "v", "origin_time_us": "now"}, "origin time must be an int, in microseconds since 1970 got=str"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=lambda value: ascii(value) if isinstance(value, dict) else "",
 )
 def test_an_error_says_which_value_was_expected(arguments: dict[str, Any], expected: str) -> None:
     with pytest.raises(Invalid) as caught:
