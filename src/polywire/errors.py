@@ -91,6 +91,14 @@ class BrokerError(Exception):
         self.message: Final = message
         self.retry_after_ms: Final = retry_after_ms
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Let other processes receive the error, such as the parent of a ``multiprocessing`` worker."""
+        return _restored, (type(self), self.code, self.message, self.retry_after_ms)
+
+
+def _restored(kind: type[BrokerError], code: ErrorCode, message: str, retry_after_ms: int | None) -> BrokerError:
+    return kind(code, message, retry_after_ms=retry_after_ms)
+
 
 class Invalid(BrokerError):
     """The request is wrong; correct it."""

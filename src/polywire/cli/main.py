@@ -185,6 +185,8 @@ app.command(completion_of(app))
 def main() -> None:
     """Run the command line and exit the process."""
     _open_standard_descriptors()
+    if sys.stdin is None:
+        sys.stdin = os.fdopen(0)  # the null device
     sys.exit(run(sys.argv[1:]))
 
 

@@ -46,6 +46,7 @@ _RECORD_FIELDS: Final = frozenset(
 _HEADER_FIELDS: Final = frozenset({"key", "key_base64", "key_kind", "value", "value_base64", "value_kind"})
 _EVENT_FIELDS: Final = frozenset({"type", "schema_version", "aggregate_version", "metadata", "metadata_base64"})
 FETCH_RECORDS_MAX: Final = 10_000
+PARTITIONS_S: Final = 30.0  # how often ``--follow`` looks for partitions that were added
 FOLLOW_WAIT_MS: Final = 30_000  # longest wait of one request for new records; the next request follows at once
 Endpoint = Annotated[str, Parameter(help="scheme://host:port/topic, or a topic of the broker at --address.")]
 
@@ -400,7 +401,7 @@ def consume(
     async def work(client: WireClient) -> None:
         found = await spans(client, topic, partition=partition, start=start)
         if follow:
-            await _follow_all(client, printer, found)
+            await _follow_all(client, printer, found, partition)
             return
         if (reason := nothing_to_read(topic, start, found)) is not None:
             note(reason)
@@ -630,14 +631,23 @@ async def _print_span(client: WireClient, printer: _Printer, span: Span) -> None
         offset = records[-1].offset + 1
 
 
-async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span]) -> None:
-    """Print new records of all partitions until enough were printed, or a partition fails.
+async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Span], partition: int | None) -> None:
+    """Print new records of all partitions, or of one, until enough were printed, or a partition fails.
 
-    Raises the error of that partition.
+    Partitions that are added later are printed from their beginning. Raises the error of the partition that fails.
     """
+    known = {span.partition for span in found}
     followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
     try:
-        ended, _ = await asyncio.wait(followers, return_when=asyncio.FIRST_COMPLETED)
+        ended: set[asyncio.Future[None]] = set()
+        while not ended:
+            ended, _ = await asyncio.wait(followers, timeout=PARTITIONS_S, return_when=asyncio.FIRST_COMPLETED)
+            new = [] if partition is not None or ended else await client.bounds(printer.topic)
+            added = [
+                Span(one.partition, one.first_offset, one.next_offset) for one in new if one.partition not in known
+            ]
+            known |= {span.partition for span in added}
+            followers += [asyncio.ensure_future(_follow(client, printer, span)) for span in added]
         for follower in ended:
             follower.result()
     finally:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
 
@@ -305,6 +306,10 @@ class WireClient(TopicClient, RecordClient, GroupClient, Protocol):
     @property
     def abilities(self) -> frozenset[Ability]:
         """Features that the protocol supports."""
+
+    @property
+    def loss(self) -> BrokerError | None:
+        """Why every call fails without sending anything; None while the connection can be used."""
 
     async def close(self) -> None:
         """Close the connection. Pending calls fail with Unavailable. A second call does nothing."""

@@ -72,7 +72,8 @@ class SyncProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(flush=kind is None)
+        if not self._thread.ended:
+            self._thread.run(self._producer.__aexit__(kind, error, trace))
 
     @property
     def buffered_bytes(self) -> int:
@@ -179,6 +180,9 @@ class SyncConsumer:
         return self
 
     def __next__(self) -> Record:
+        record = None if self._thread.ended else self._consumer._take_fetched()
+        if record is not None:
+            return record
         records = self.batch(1)
         if not records:
             raise StopIteration

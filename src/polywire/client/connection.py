@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, ClassVar, Final, Generic, ParamSpec, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from polywire.client.address import secured
 from polywire.client.failures import cannot_connect, connection_closed, invalid_reply, no_reply
@@ -75,6 +75,13 @@ class Connection(asyncio.Protocol, ABC):
         """Whether the connection was lost or closed, so that every call fails without sending anything."""
         return self._lost is not None or (self._transport is not None and self._transport.is_closing())
 
+    @property
+    def loss(self) -> BrokerError | None:
+        """Why every call fails without sending anything; None while the connection can be used."""
+        if self._lost is None and self.is_lost:
+            self.connection_lost(None)  # asyncio calls it in a later pass, and logs a warning for each write until then
+        return self._lost
+
     def pause_writing(self) -> None:
         """Make further requests wait. Called by asyncio if the send buffer is full."""
         self._writable.clear()
@@ -103,10 +110,8 @@ class Connection(asyncio.Protocol, ABC):
 
     def _opened(self) -> asyncio.Transport:
         """Return the transport, or raise the error of the lost connection."""
-        if self._lost is None and self._transport is not None and self._transport.is_closing():
-            self.connection_lost(None)  # asyncio calls it in a later pass, and logs a warning for each write until then
-        if self._lost is not None:
-            raise _copy(self._lost)
+        if self.loss is not None:
+            raise _copy(self.loss)
         assert self._transport is not None, "asked before the connection was made"
         return self._transport
 
@@ -235,10 +240,24 @@ class FramedConnection(PipelinedConnection[bytes]):
         return bytes(memoryview(data)[at + LENGTH_BYTES : end])
 
 
+class HasLoss(Protocol):
+    """A connection that can be lost."""
+
+    @property
+    def loss(self) -> BrokerError | None:
+        """Why every call fails without sending anything; None while the connection can be used."""
+
+
 class Scope(ABC):
     """A client that is closed at the end of its ``async with`` block."""
 
     __slots__ = ()
+    _connection: HasLoss
+
+    @property
+    def loss(self) -> BrokerError | None:
+        """Why every call fails without sending anything; None while the connection can be used."""
+        return self._connection.loss
 
     @abstractmethod
     async def close(self) -> None:

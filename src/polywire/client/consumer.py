@@ -13,19 +13,31 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypedDict, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Self, TypedDict, cast
 
 from polywire.choices import listed
-from polywire.client.assignment import EARLIEST, Assignment, Part, Start, checked_start, first_offset
+from polywire.client.assignment import (
+    EARLIEST,
+    LATEST,
+    Assignment,
+    Part,
+    Start,
+    check_arguments,
+    checked_start,
+    first_offset,
+    not_owned,
+    partition_count,
+    read,
+)
 from polywire.client.base import Ability, WireClient
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_soon, failure_of, log, rebalance
-from polywire.client.polywire import PolywireClient
-from polywire.client.record import Record, decode_batches, from_stored
+from polywire.client.record import Record
 from polywire.client.rows import Cursor
 from polywire.client.tracing import active
 from polywire.errors import BrokerError, Conflict, ErrorCode, Invalid, Missing, Unavailable
@@ -36,6 +48,7 @@ if TYPE_CHECKING:
 
 WAIT_MS: Final = 1000  # duration of a long poll
 POLL_INTERVAL_S: Final = 0.05  # seconds between fetches over protocols without long polls
+PARTITIONS_S: Final = 30.0  # how often a consumer without a group looks for new partitions
 HEARTBEAT_S: Final = 3.0  # the broker removes members after 10 seconds of silence
 COMMIT_INTERVAL_S: Final = 1.0
 BUFFER_BYTES: Final = 32 << 20
@@ -48,7 +61,6 @@ BATCH_RECORDS: Final = 10_000
 COMMIT_SESSIONS_MAX: Final = 10  # sessions in which a commit is retried
 # attempts to leave a group that keeps changing; if all fail, the broker removes the silent member
 LEAVES_MAX: Final = 5
-LOST_NAMED_MAX: Final = 20  # partitions named in the error of a rejected commit
 
 
 class _SessionOver(Exception):
@@ -118,7 +130,7 @@ class Consumer:
         Raises:
             Invalid: INVALID_REQUEST: an argument is invalid; the message says what is expected.
         """
-        _check_arguments(topics, group, commit_interval_s, buffer_bytes)
+        check_arguments(topics, group, commit_interval_s, buffer_bytes)
         self._link: Final = Link(url, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect)
         self._on_rebalance: Final = on_rebalance
         self._topics: Final = tuple(dict.fromkeys(topics))
@@ -133,11 +145,11 @@ class Consumer:
         self._seeks: Final[dict[tuple[str, int], int]] = {}
         self._wire: WireClient | None = None
         self._cursor: Final = Cursor(self._next_record)
-        self._batch = (0, 0)
+        self._lock: Final = threading.Lock()  # of the cursor, because ``_take_fetched`` runs in other threads
+        self._batch, self._is_waiting = (0, 0), False
         self._part: Part | None = None
         self._news = asyncio.Event()
-        self._in_session = asyncio.Event()
-        self._over = asyncio.Event()
+        self._in_session, self._over = asyncio.Event(), asyncio.Event()
         self._failing_since: float | None = None
         self._pause_s = BACKOFF_MIN_S
         self._failure: BrokerError | None = None
@@ -200,10 +212,11 @@ class Consumer:
         cursor = self._cursor
         if cursor.row >= len(cursor.records) and not await self._next_chunk(timeout_s):
             return ()
-        first = cursor.row
-        cursor.row = min(first + records_max, len(cursor.records))
-        self._batch = (first, cursor.row)
-        records: list[Record] = cursor.records[first : cursor.row]
+        with self._lock:
+            first = cursor.row
+            cursor.row = min(first + records_max, len(cursor.records))
+            self._batch = (first, cursor.row)
+            records: list[Record] = cursor.records[first : cursor.row]
         return records
 
     async def batches(self, records_max: int = BATCH_RECORDS) -> AsyncGenerator[Sequence[Record], None]:
@@ -243,7 +256,7 @@ class Consumer:
                 refused.add((topic, partition))
         refused |= self._assignment.take_lost()
         if refused:
-            raise _not_owned(refused)
+            raise not_owned(refused)
 
     def processing(self, records: Record | Sequence[Record]) -> AbstractContextManager[Span | None]:
         """Return a context manager that makes an OpenTelemetry span of the processing of records.
@@ -289,8 +302,9 @@ class Consumer:
         for part in self._parts_of(topic, partition):
             part.paused = True
             if part is self._part:
-                part.put_back(self._cursor.records[self._cursor.row :])
-                del self._cursor.records[self._cursor.row :]
+                with self._lock:
+                    part.put_back(self._cursor.records[self._cursor.row :])
+                    del self._cursor.records[self._cursor.row :]
 
     def resume(self, topic: str, partition: int | None = None) -> None:
         """Deliver records again after ``pause``. Raises Missing(PARTITION_MISSING) if the partition is not assigned."""
@@ -325,6 +339,17 @@ class Consumer:
         self._mark()
         return self._assignment.positions()
 
+    # Used by ``SyncConsumer``
+
+    def _take_fetched(self) -> Record | None:
+        """Return the next record that was fetched already, or None. May be called in any thread."""
+        with self._lock:
+            cursor = self._cursor
+            if cursor.row >= len(cursor.records):
+                return None
+            cursor.row += 1
+            return cast("Record", cursor.records[cursor.row - 1])
+
     # Used by ``Transaction``
 
     def _check_transactional(self, url: str) -> None:
@@ -347,7 +372,7 @@ class Consumer:
         self._mark()
         lost = self._assignment.take_lost()
         if lost:
-            raise _not_owned(lost)
+            raise not_owned(lost)
         topics: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in self._assignment.uncommitted().items():
             topics.setdefault(topic, {})[partition] = offset
@@ -452,8 +477,19 @@ class Consumer:
     async def _next_chunk(self, timeout_s: float | None) -> bool:
         """Wait for fetched records of a partition, and make them the current ones.
 
-        Returns False after the timeout, or once the consumer is closed.
+        Returns False after the timeout, or once the consumer is closed. Raises Invalid if another task waits already.
         """
+        if self._is_waiting:
+            advice = "create a consumer for each, with the same group, or use a queue"
+            message = f"another task or thread already waits for records of this consumer ({advice})"
+            raise Invalid(ErrorCode.INVALID_REQUEST, message)
+        self._is_waiting = True
+        try:
+            return await self._wait_for_chunk(timeout_s)
+        finally:
+            self._is_waiting = False
+
+    async def _wait_for_chunk(self, timeout_s: float | None) -> bool:
         self._leave_chunk()
         begun = time.monotonic()
         if self._task is None:
@@ -480,6 +516,8 @@ class Consumer:
                 return None
             self._news.clear()
             await self._news.wait()
+        if part.failure is not None:
+            raise part.failure.with_traceback(None)
         return part
 
     def _leave_chunk(self) -> None:
@@ -493,12 +531,14 @@ class Consumer:
         self._hold(None, [])
 
     def _hold(self, part: Part | None, records: list[Record]) -> None:
-        self._part, self._batch = part, (0, 0)
-        self._cursor.records, self._cursor.row = records, 0
+        with self._lock:
+            self._part, self._batch = part, (0, 0)
+            self._cursor.records, self._cursor.row = records, 0
 
     def _mark(self) -> None:
         """Update the offsets of the current partition from the number of records returned so far."""
-        row, records = self._cursor.row, self._cursor.records
+        with self._lock:
+            row, records = self._cursor.row, self._cursor.records
         if self._part is None or not row:
             return
         first, stop = self._batch
@@ -573,13 +613,16 @@ class Consumer:
         if self._group is not None and not {Ability.GROUPS, Ability.POSITIONS} & wire.abilities:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"this protocol has no consumer groups url={self._link.url}")
         chosen: set[tuple[str, int]] = set()
+        counts: dict[str, int] = {}
         for topic in self._topics:
             if self._is_grouped(wire):
                 membership = await wire.join(self._group or "", topic, self._member)
                 self._generations[topic] = membership.generation
                 chosen |= {(topic, partition) for partition in membership.partitions}
             else:
-                chosen |= {(topic, partition) for partition in range(await _partition_count(wire, topic))}
+                count = await partition_count(wire, topic)
+                chosen |= {(topic, partition) for partition in range(count)}
+                counts[topic] = count
         self._mark()
         change = rebalance(self._assignment.positions(), chosen)
         self._assignment.keep(chosen)
@@ -587,6 +630,7 @@ class Consumer:
             self._drop_current()
         for topic, partition in sorted(chosen):
             await self._begin_partition(wire, topic, partition)
+        self._assignment.counts = counts
         if change.assigned or change.revoked:
             log.info(
                 "partitions assigned group=%s member=%s assigned=%s revoked=%s",
@@ -598,17 +642,23 @@ class Consumer:
             call_soon(self._on_rebalance, change)
 
     async def _begin_partition(self, wire: WireClient, topic: str, partition: int) -> None:
-        stored = None
-        if self._group is not None and Ability.POSITIONS in wire.abilities:
-            stored = await wire.position(self._group, topic, partition)
+        commits = self._group is not None and Ability.POSITIONS in wire.abilities
+        stored = await wire.position(self._group or "", topic, partition) if commits else None
         part = self._assignment.find(topic, partition)
         if part is None:
-            sought = self._seeks.pop((topic, partition), None)
-            if sought is not None:
-                offset = sought
-            else:
-                offset = await first_offset(wire, topic, partition, self._start) if stored is None else stored
-            self._assignment.add(Part.at(topic, partition, offset))
+            sought = self._seeks.get((topic, partition))
+            # a partition that was added while this consumer reads the topic is read from its beginning
+            start = EARLIEST if partition >= self._assignment.counts.get(topic, partition + 1) else self._start
+            offset = stored if sought is None else sought
+            if offset is None:
+                offset = await first_offset(wire, topic, partition, start)
+            part = Part.at(topic, partition, offset)
+            if commits and stored is None and (sought is not None or start == LATEST):
+                # otherwise, a member that begins here later would not get the records that this one has not committed
+                part.stored = -1
+                await self._store(wire, part, offset)
+            self._seeks.pop((topic, partition), None)
+            self._assignment.add(part)
         elif stored is not None and stored != part.stored and self._is_overtaken(part, stored):
             self._assignment.overtake(part, stored)
             if part is self._part:
@@ -635,35 +685,22 @@ class Consumer:
             await part.consumed.wait()
             offset = part.fetched
             async with slots:
-                if isinstance(wire, PolywireClient):
-                    payloads, next_offset = await wire.fetch_batches(
-                        part.topic, part.partition, offset, bytes_max=bytes_max, wait_ms=wait_ms
-                    )
-                    records = [
-                        record
-                        for payload in payloads
-                        for record in decode_batches(payload, part.topic, part.partition, offset)
-                    ]
-                else:
-                    found = await wire.fetch(
-                        part.topic,
-                        part.partition,
-                        offset,
-                        wait_ms=wait_ms if waits else 0,
-                    )
-                    records = [from_stored(record, part.topic, part.partition) for record in found]
-                    next_offset = records[-1].offset + 1 if records else offset
+                found = await read(wire, part, bytes_max=bytes_max, wait_ms=wait_ms if waits else 0)
             if part.fetched != offset:
                 continue  # the application has called seek
-            part.put(records, next_offset)
-            if records:
+            if isinstance(found, Missing):
+                part.fail(found)
+                self._news.set()
+                continue
+            part.put(*found)
+            if found[0]:
                 self._news.set()
             elif not waits:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _keep_up(self, wire: WireClient) -> None:
         loop = asyncio.get_running_loop()
-        heartbeat_at = loop.time()
+        heartbeat_at = counted_at = loop.time()
         while True:
             await asyncio.sleep(min(self._commit_interval_s, HEARTBEAT_S) if self._auto_commit else HEARTBEAT_S)
             if self._auto_commit:
@@ -673,6 +710,15 @@ class Consumer:
             if self._is_grouped(wire) and loop.time() - heartbeat_at >= HEARTBEAT_S:
                 heartbeat_at = loop.time()
                 await self._heartbeat(wire)
+            elif not self._is_grouped(wire) and loop.time() - counted_at >= PARTITIONS_S:
+                counted_at = loop.time()
+                await self._look_for_partitions(wire)
+
+    async def _look_for_partitions(self, wire: WireClient) -> None:
+        """Raise _SessionOver if a topic has more partitions than before."""
+        for topic, known in self._assignment.counts.items():
+            if await partition_count(wire, topic) > known:
+                raise _SessionOver
 
     async def _heartbeat(self, wire: WireClient) -> None:
         try:
@@ -723,42 +769,7 @@ class Consumer:
             except GONE as error:
                 self._in_session.clear()
                 await self._link.lost(wire, error)
-        raise _not_owned({(topic, partition)})
-
-
-def _check_arguments(topics: Sequence[str], group: str | None, commit_interval_s: float, buffer_bytes: int) -> None:
-    if not topics or not all(isinstance(topic, str) for topic in topics):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"topics must be one or more names got={topics!r}")
-    if group is not None and not isinstance(group, str):
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"group must be a str got={type(group).__name__}")
-    if commit_interval_s <= 0 or buffer_bytes < 1:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST,
-            f"commit_interval_s and buffer_bytes must be above 0 commit_interval_s={commit_interval_s} buffer_bytes={buffer_bytes}",
-        )
-
-
-def _not_owned(lost: set[tuple[str, int]]) -> Conflict:
-    named = ", ".join(f"topic={topic} partition={partition}" for topic, partition in sorted(lost)[:LOST_NAMED_MAX])
-    return Conflict(ErrorCode.PARTITION_NOT_ASSIGNED, f"another member now owns these partitions: {named}")
-
-
-@runtime_checkable
-class _CountsPartitions(Protocol):
-    """A client of a protocol that reports only a topic's number of partitions, but no offsets and no list of topics."""
-
-    async def partition_count(self, topic: str) -> int: ...
-
-
-async def _partition_count(wire: WireClient, topic: str) -> int:
-    if isinstance(wire, _CountsPartitions):
-        return await wire.partition_count(topic)
-    if Ability.BOUNDS in wire.abilities:
-        return len(await wire.bounds(topic))
-    counts = [found.partition_count for found in await wire.topics() if found.name == topic]
-    if not counts:
-        raise Missing(ErrorCode.TOPIC_MISSING, f"no such topic topic={topic}")
-    return counts[0]
+        raise not_owned({(topic, partition)})
 
 
 async def _until_one_fails(work: Sequence[Coroutine[Any, Any, None]]) -> None:

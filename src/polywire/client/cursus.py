@@ -303,7 +303,7 @@ class CursusClient(Scope):
     __slots__ = ("_address", "_closed", "_connection", "_counts", "_groups", "_idle", "_round_robin", "_waiting")
 
     def __init__(self, connection: _Connection, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
-        self._connection: Final = connection
+        self._connection: _Connection = connection
         self._address: Final = host, port, tls
         self._groups: Final = Groups(self._ask)
         self._counts: dict[str, int] = {}

@@ -249,7 +249,7 @@ class FluxClient(Scope):
     __slots__ = ("_connection", "_limit")
 
     def __init__(self, connection: _Connection) -> None:
-        self._connection: Final = connection
+        self._connection: _Connection = connection
         # size limit in a CONSUME request; empty if the broker does not support it
         self._limit = b" max=%d" % FETCH_BYTES
 

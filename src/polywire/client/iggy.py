@@ -121,6 +121,10 @@ def _checked(make: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
 class BrokerConnection(Protocol):
     """A connection to an Iggy broker, in any version of the protocol."""
 
+    @property
+    def loss(self) -> BrokerError | None:
+        """Why every call fails without sending anything; None while the connection can be used."""
+
     async def ask(self, code: Code, body: bytes = b"") -> bytes:
         """Send one request, and return the payload of its reply. Raises BrokerError."""
 
@@ -165,7 +169,7 @@ class IggyClient(Scope):
 
     def __init__(self, connection: BrokerConnection, another: Callable[[], Awaitable[BrokerConnection]]) -> None:
         """``connection`` is used for requests. ``another`` opens further connections to the same broker."""
-        self._connection: Final = connection
+        self._connection: BrokerConnection = connection
         self._another: Final = another
         self._members: dict[tuple[str, str, str], BrokerConnection] = {}
         self._partitions: dict[str, int] = {}

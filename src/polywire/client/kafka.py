@@ -406,7 +406,7 @@ class KafkaClient(Scope):
 
     def __init__(self, connection: BrokerConnection, dial: Callable[[str, int], Awaitable[BrokerConnection]]) -> None:
         """``connection`` is the connection to the first broker. ``dial`` connects to another broker of the cluster."""
-        self._connection: Final = connection
+        self._connection: BrokerConnection = connection
         self._cluster: Final = Cluster(connection, dial)
         self._groups: Final = Groups(self._cluster, self._describe)
         self._counts: Final[dict[str, int]] = {}  # partition counts of topics that this client has written to

@@ -112,7 +112,7 @@ class Kafka07Client(Scope):
     __slots__ = ("_connection", "_marks", "_round_robin", "_run")
 
     def __init__(self, connection: _Connection) -> None:
-        self._connection: Final = connection
+        self._connection: _Connection = connection
         self._marks: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self._run = decoder.RecordSpans()
         self._round_robin = itertools.count()

@@ -76,6 +76,7 @@ class Batch:
             individually.
         reply: the request in flight.
         expired: rows of records to remove before the batch is sent, because their time is over.
+        late: number of records that were sent, and whose time was over before the outcome.
         removed: rows that were removed, in order. Rows are counted as if these were still there.
     """
 
@@ -89,6 +90,7 @@ class Batch:
     locations: list[tuple[int, int]] | None = None
     reply: asyncio.Task[None] | None = None
     expired: set[int] = field(default_factory=set)
+    late: int = 0
     removed: list[int] = field(default_factory=list)
 
     @property

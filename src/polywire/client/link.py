@@ -111,8 +111,10 @@ class Link:
 
         Raises Unavailable if the broker was not reached in time or the link is closed, Denied and Invalid.
         """
-        if self._wire is not None:
-            return self._wire
+        while self._wire is not None:
+            if self._wire.loss is None:
+                return self._wire
+            await self.lost(self._wire, self._wire.loss)  # while nothing was sent, which is no error
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "client was closed")
         if self._opening is None or self._opening.done():

@@ -212,7 +212,7 @@ class PolywireClient(Scope):
     __slots__ = ("_connection", "limits")
 
     def __init__(self, connection: PolywireConnection, limits: messages.Limits) -> None:
-        self._connection: Final = connection
+        self._connection: PolywireConnection = connection
         self.limits: Final = limits
 
     @classmethod

@@ -45,6 +45,7 @@ LINGER_MS: Final = 5.0  # the default of Kafka's producer since version 4
 BATCH_BYTES: Final = 1 << 20
 BATCH_BYTES_LIMIT: Final = 8 << 20  # leaves space in a batch for one more record of the maximum size
 BUFFER_BYTES: Final = 32 << 20
+FLUSH_S: Final = 10.0  # how long an ``async with`` that ends with an exception waits for records that were sent
 UNREPORTED_MAX: Final = 1000  # failed batches of which a producer remembers the error until the application gets it
 METADATA_S: Final = 60.0  # how long the partition count of a topic is cached
 HASHES: Final[Mapping[KeyHash, Callable[[bytes], int]]] = {
@@ -228,6 +229,10 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is not None:
+            with suppress(BrokerError, TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self.flush()
         await self.close(flush=kind is None)
 
     @property
@@ -313,9 +318,11 @@ class Producer:
         def expire() -> None:
             if batch.completed.done():
                 return
-            error = _late(topic, timeout_s, is_sent=not self._lanes[topic, partition].expire(batch, row))
+            is_sent = not self._lanes[topic, partition].expire(batch, row)
+            batch.late += is_sent
+            error = _late(topic, timeout_s, is_sent=is_sent)
             delivery = Delivery(topic, partition, NO_OFFSET, 1, error)
-            self._note_failure(delivery)
+            self._note_failure(delivery, 1)
             outcome.set_result(delivery)
 
         timer = loop.call_at(end, expire)
@@ -565,13 +572,13 @@ class Producer:
         self._buffered -= batch.size
         self._has_space.set()
         self._topics[delivery.topic].sticky += 1
-        if delivery.error is not None and delivery.record_count:
-            self._note_failure(delivery)
+        if delivery.error is not None:
+            self._note_failure(delivery, delivery.record_count - batch.late)
 
-    def _note_failure(self, delivery: Delivery) -> None:
-        """Remember how many records failed with an error that the application has not received."""
-        if delivery in self._unreported or len(self._unreported) < UNREPORTED_MAX:
-            self._unreported[delivery] = self._unreported.get(delivery, 0) + delivery.record_count
+    def _note_failure(self, delivery: Delivery, count: int) -> None:
+        """Remember that ``count`` records failed with an error that the application has not received."""
+        if count and (delivery in self._unreported or len(self._unreported) < UNREPORTED_MAX):
+            self._unreported[delivery] = self._unreported.get(delivery, 0) + count
 
     def _note_reported(self, delivery: Delivery, count: int) -> None:
         """Note that the application has received the error of ``count`` records."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -47,6 +48,7 @@ class LoopThread:
         self._thread: Final = threading.Thread(target=self._run_forever, name="polywire-client", daemon=True)
         self._thread.start()
         _running.add(self)
+        _close_at_the_end()
 
     @property
     def ended(self) -> bool:
@@ -116,6 +118,19 @@ class LoopThread:
 
 
 _running: Final[set[LoopThread]] = set()
+
+
+def _close_at_the_end() -> None:
+    """Let the end of a process of ``multiprocessing`` call ``_close_all``. If it is a fork, ``atexit`` does not."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None and os.getpid() not in _registered:
+        from multiprocessing.util import Finalize
+
+        _registered.add(os.getpid())
+        Finalize(None, _close_all, exitpriority=0)
+
+
+_registered: Final[set[int]] = set()
 
 
 @atexit.register

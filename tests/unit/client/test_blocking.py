@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from typing import Any
 
 import pytest
@@ -58,6 +59,34 @@ def test_records_are_written_and_read(served: Served) -> None:
             assert consumer.batch(timeout_s=0.01) == ()
         assert client.position("g", "t", 0) == 4
         assert [record.text for record in client.fetch("t", 0, 2)] == ["c", "d"]
+
+
+def test_records_are_committed_one_by_one_in_a_loop(served: Served) -> None:
+    """Records that were fetched already are taken without the client's thread, and count as finished one by one."""
+    with polywire.connect_sync(served.address) as client:
+        client.create_topic("t", 1)
+        with client.producer() as producer:
+            producer.send_many("t", [str(n) for n in range(100)])
+        with client.consumer("t", group="g", auto_commit=False) as consumer:
+            for first, stop in ((0, 1), (1, 2), (2, 58)):
+                assert [next(consumer).text for _ in range(first, stop)] == [str(n) for n in range(first, stop)]
+                consumer.commit()
+                assert client.position("g", "t", 0) == stop
+                assert consumer.positions == {("t", 0): stop}
+            assert [record.text for record, _ in zip(consumer, range(3), strict=False)] == ["58", "59", "60"]
+            assert [record.text for record in consumer.batch(2)] == ["62", "63"]
+            assert next(consumer).text == "64"
+            consumer.seek("t", 0, 10)
+            assert next(consumer).text == "10"
+            consumer.pause("t")
+            assert consumer.batch(timeout_s=0.01) == ()
+            consumer.resume("t")
+            assert next(consumer).text == "11"
+        with client.consumer("t", group="h", commit_interval_s=0.01) as other:
+            assert [next(other).offset for _ in range(31)] == list(range(31))
+            while client.position("h", "t", 0) != 30:
+                time.sleep(0.01)
+        assert client.position("h", "t", 0) == 31
 
 
 def test_errors_are_raised_at_the_call(served: Served) -> None:

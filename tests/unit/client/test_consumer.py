@@ -11,6 +11,7 @@ import pytest
 
 import polywire
 from polywire import Client, Consumer
+from polywire.client import consumer as consumer_module
 from polywire.client.consumer import FETCHES_MAX
 from polywire.client.polywire import PolywireClient
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing, Unavailable
@@ -384,8 +385,120 @@ def test_an_unforeseen_exception_is_raised(play: Play, monkeypatch: pytest.Monke
             await consumer.close()
         with pytest.raises(Invalid, match="an argument cannot be encoded"):
             await client.consumer("t", group="\udc80").start()
-        async with client.consumer("t", group="g") as other:
+        async with client.consumer("t", group="h") as other:
             assert len(await other.batch(timeout_s=60)) == 1
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", 5])
+def test_partitions_that_are_added_are_read_from_their_beginning(
+    play: Play, monkeypatch: pytest.MonkeyPatch, start: Any
+) -> None:
+    monkeypatch.setattr(consumer_module, "PARTITIONS_S", 0.05)
+    monkeypatch.setattr(consumer_module, "HEARTBEAT_S", 0.05)
+
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        await fill(client, "t", 5)
+        async with client.consumer("t", start=start) as consumer:
+            await fill(client, "t", 1, first=5)
+            assert await take(consumer, 1 if start != "earliest" else 6) == numbers(5 if start != "earliest" else 0, 6)
+            await client.alter_topic("t", partitions=3)
+            await fill(client, "t", 2, first=6, partition=2)
+            assert await take(consumer, 2) == ["6", "7"]
+            assert consumer.positions == {("t", 0): 6, ("t", 1): 0, ("t", 2): 2}
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("auto_commit", [True, False])
+def test_a_start_at_the_end_is_committed(play: Play, *, auto_commit: bool) -> None:
+    """Otherwise another member would begin at the new end, after records that the first one has not committed."""
+
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        await fill(client, "t", 3)
+        first = client.consumer("t", group="g", start="latest", auto_commit=auto_commit)
+        await first.start()
+        assert await client.position("g", "t", 0) == 3
+        await fill(client, "t", 2, first=3)
+        assert await take(first, 1) == ["3"]
+        await first.close(commit_last=False)
+        async with client.consumer("t", group="g", start="latest") as second:
+            assert await take(second, 2) == ["3", "4"]
+
+    play(scenario)
+
+
+def test_a_start_that_was_sought_is_committed(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        await fill(client, "t", 5)
+        first = client.consumer("t", group="g", start="latest")
+        first.seek("t", 0, 2)
+        await first.start()
+        await first.close()
+        async with client.consumer("t", group="g", start="latest") as second:
+            assert await take(second, 3) == ["2", "3", "4"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_seeking_continues_after_records_were_deleted(play: Play, group: str | None) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        await fill(client, "t", 5)
+        async with client.consumer("t", group=group, start=9) as consumer:
+            for _ in range(2):
+                with pytest.raises(Missing) as caught:
+                    await consumer.batch(timeout_s=60)
+                assert caught.value.code is ErrorCode.OFFSET_OUT_OF_RANGE
+            consumer.seek("t", 1, 0)
+            consumer.seek("t", 0, 3)
+            assert await take(consumer, 2) == ["3", "4"]
+            await fill(client, "t", 1, first=5, partition=1)
+            assert await take(consumer, 1) == ["5"]
+
+    play(scenario)
+
+
+def test_the_other_partitions_are_read_while_one_has_failed(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 2)
+        await fill(client, "t", 3, partition=0)
+        await fill(client, "t", 12, partition=1)
+        found: list[str] = []
+        errors = 0
+        async with client.consumer("t", group="g", start=9) as consumer:
+            while len(found) < 3 or not errors:
+                try:
+                    found += [record.text for record in await consumer.batch(1)]
+                except Missing:
+                    errors += 1
+            consumer.pause("t", 0)
+            assert await consumer.batch(timeout_s=0.05) == ()
+        assert found == ["9", "10", "11"]
+        assert await client.position("g", "t", 1) == 12
+
+    play(scenario)
+
+
+def test_only_one_task_at_a_time_waits_for_records(play: Play) -> None:
+    async def scenario(client: Client) -> None:
+        await client.create_topic("t", 1)
+        async with client.consumer("t", group="g") as consumer:
+            waiting = asyncio.ensure_future(consumer.batch())
+            await asyncio.sleep(0)
+            for read in (consumer.batch, consumer.__anext__):
+                with pytest.raises(Invalid, match="another task or thread already waits"):
+                    await read()
+            await fill(client, "t", 2)
+            assert len(await waiting) == 2
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(consumer.batch(), 0.01)
+            assert await consumer.batch(timeout_s=0.01) == ()
 
     play(scenario)
 

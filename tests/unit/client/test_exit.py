@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -99,6 +101,52 @@ def test_the_end_of_a_fork_does_not_wait(served: Served) -> None:
     assert program.communicate(timeout=TIMEOUT_S) == ("", "")
     assert program.returncode == 0
     assert stored(served) == 1
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_records_are_stored_at_the_end_of_a_worker(served: Served, tmp_path: Path, method: str) -> None:
+    if method not in multiprocessing.get_all_start_methods():
+        pytest.skip(f"this system has no {method}")
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, sys
+        import polywire
+
+        def work(address):
+            producer = polywire.connect_sync(address).producer(linger_ms=1000)
+            for number in range({COUNT}):
+                producer.send("t", str(number))
+
+        if __name__ == "__main__":
+            worker = multiprocessing.get_context("{method}").Process(target=work, args=(sys.argv[1],))
+            worker.start()
+            worker.join()
+            sys.exit(worker.exitcode)
+        """)
+    )
+    subprocess.run([sys.executable, program, served.address], check=True, timeout=TIMEOUT_S)
+    assert stored(served) == COUNT
+
+
+def test_records_are_stored_after_an_exception_in_the_block_of_a_producer(served: Served) -> None:
+    def run_blocking() -> None:
+        with polywire.connect_sync(served.address) as client, client.producer(linger_ms=100_000) as producer:
+            producer.send_many("t", ["a"] * COUNT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_blocking()
+    assert stored(served) == COUNT
+
+    async def run() -> None:
+        async with polywire.connect(served.address) as client, client.producer(linger_ms=100_000) as producer:
+            await producer.send_many("t", ["b"] * COUNT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(run())
+    assert stored(served) == 2 * COUNT
 
 
 def test_a_warning_says_what_an_event_loop_has_not_sent(served: Served) -> None:

@@ -234,6 +234,25 @@ def test_an_awaited_delivery_error_is_not_raised_again(play: Play) -> None:
     play(scenario)
 
 
+def test_a_record_that_is_late_and_then_fails_is_reported_once(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    append = PolywireClient.append_batch
+
+    async def append_later(*arguments: Any, **options: Any) -> int:
+        await asyncio.sleep(0.1)
+        return await append(*arguments, **options)
+
+    monkeypatch.setattr(PolywireClient, "append_batch", append_later)
+
+    async def scenario(client: Client) -> None:
+        async with client.producer() as producer:
+            late = await producer.send("t", "v", partition=9, timeout_s=0.05)
+            with pytest.raises(Unavailable, match="not acknowledged in time"):
+                await late
+            await producer.flush()
+
+    play(scenario)
+
+
 def test_an_awaited_delivery_error_does_not_hide_another(play: Play) -> None:
     async def scenario(client: Client) -> None:
         async with client.producer() as producer:

@@ -242,6 +242,22 @@ def test_every_cause_has_a_message(error: Exception, cause: str) -> None:
     assert cannot_connect(error, "h", 1).message == f"cannot connect: {cause} address=h:1"
 
 
+@pytest.mark.parametrize("wire", [wire for wire in WIRES if wire != "kafka07"])
+def test_a_connection_that_was_lost_before_a_call_is_replaced(wire: str) -> None:
+    """Nothing was sent over it, so a call that must not be repeated does not fail."""
+    with BrokerThread(wires=[wire]) as broker:
+
+        async def scenario() -> list[str]:
+            async with polywire.connect(broker.url(wire)) as client:
+                await client.create_topic("first", 1)
+                await asyncio.to_thread(broker.disconnect)
+                await asyncio.sleep(0.05)  # until the client knows it
+                await client.create_topic("second", 1)
+                return [topic.name for topic in await client.topics()]
+
+        assert asyncio.run(scenario())[-2:] == ["first", "second"]
+
+
 def test_a_broker_that_is_still_starting_is_retried() -> None:
     async def scenario() -> None:
         port, begun = lasting_port(), asyncio.Event()
