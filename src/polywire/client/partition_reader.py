@@ -9,7 +9,7 @@ location.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from polywire.client.base import Ability, PartitionBounds, WireClient
 from polywire.client.flux import FluxClient
@@ -33,6 +33,9 @@ class PartitionReader(Protocol):
 
     A location is an offset or, over Kafka 0.7, a byte position.
     """
+
+    reports_empty_ends: ClassVar[bool] = False
+    """Whether ``end`` is right for an empty partition that had records. Otherwise it may be 0."""
 
     async def partition_count(self) -> int:
         """Return how many partitions there are. Raises Missing(TOPIC_MISSING)."""
@@ -82,6 +85,8 @@ def reader_of(client: WireClient, topic: str) -> PartitionReader:
 
 class _BoundsReader(PartitionReader):
     """Reads over protocols that report the first and the end offset of partitions."""
+
+    reports_empty_ends = True
 
     def __init__(self, client: WireClient, topic: str) -> None:
         self._client: Final = client

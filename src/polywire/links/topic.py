@@ -120,7 +120,7 @@ class LinkedTopic:
         self._ends = [end for _, end in extents]
         for number, (first, end) in enumerate(extents):
             self._skip_to(number, first)
-            if end < self._locations[number] and end:  # Iggy reports 0 for the end of an empty partition
+            if end < self._locations[number] and (end or self._reader.reports_empty_ends):
                 raise self._replaced(
                     "the source has fewer records than were copied: it was created again, or lost records",
                     f"partition={number} end={end} position={self._locations[number]}",
@@ -191,6 +191,8 @@ class LinkedTopic:
             if error.code is not ErrorCode.OFFSET_OUT_OF_RANGE:
                 raise
             pieces, following = [], location
+        if pieces:  # the id after a read is also that of the topic before it
+            await self._check_source()
         if not location <= following <= self._positions[number] + JUMP_MAX:
             raise Invalid(
                 ErrorCode.INVALID_BATCH, f"the source returned offsets far apart next_offset={following} {facts}"
@@ -230,7 +232,7 @@ class LinkedTopic:
     async def _open(self) -> None:
         """Create the topic if it is missing, and find the positions. Raises Conflict."""
         count = await self._within(READ_S, self._reader.partition_count())
-        self._source_id = await self._within(READ_S, self._reader.topic_id())
+        await self._check_source()
         self._counted_at = time.monotonic()
         if len(self._writers) == count and (await self._target.describe(self.topic)).id == self._topic_id:
             await self._compare_settings()
@@ -260,6 +262,14 @@ class LinkedTopic:
         self._shifted = {number for number, at in enumerate(nexts) if at != positions[number] and at}
         self._ends = [end for _, end in extents]
         self._writers = list(known)
+
+    async def _check_source(self) -> None:
+        """Raise Conflict if the topic was created again at the source since the positions were found."""
+        source_id = await self._within(READ_S, self._reader.topic_id())
+        previous_id, self._source_id = self._source_id, source_id
+        if self._writers and source_id != previous_id:
+            self._writers = []  # so that the next step finds the same
+            raise self._replaced("the topic was created again at the source", f"id={source_id.hex()}")
 
     async def _compare_settings(self) -> None:
         """Find settings that differ from those of the source, so that they can be reported."""

@@ -13,6 +13,7 @@ from itertools import count
 import pytest
 
 from polywire.broker.users import LINKS
+from polywire.client.base import WireClient
 from polywire.client.connect import connect
 from polywire.client.partition_reader import PartitionReader, reader_of
 from polywire.client.polywire import PolywireClient
@@ -52,7 +53,7 @@ def record(number: int) -> Record:
     return Record(b"value-%d" % number, b"key-%d" % number, (header,), origin_time_us=1_700_000_000_000_000 + number)
 
 
-OPEN: list[PolywireClient] = []
+OPEN: list[WireClient] = []
 
 
 async def as_link(broker: BrokerThread) -> PolywireClient:
@@ -111,6 +112,15 @@ class Rig:
                 records += more
             found.append([(one.offset, one.key, one.value) for one in records])
         return found
+
+    async def running(self) -> LinkedTopic:
+        """Copy everything, and keep the connection."""
+        client = await connect(self.wire_url)
+        OPEN.append(client)
+        linked = LinkedTopic(self.link, self.topic, client, self.writer)
+        while await linked.step():
+            pass
+        return linked
 
     async def copied(self) -> LinkedTopic:
         """Copy everything with a new connection, as a new process does."""
@@ -359,6 +369,46 @@ def test_a_topic_that_was_created_again_at_the_source_is_an_error(source: Broker
         await rig.fill(0, 1)
         with pytest.raises(Conflict, match="created again"):
             await rig.copied()
+
+    play(run)
+
+
+@pytest.mark.parametrize("wire", ["polywire", "kafka"])
+@pytest.mark.parametrize(("again", "is_idle"), [(8, False), (5, True), (0, True)])
+def test_a_running_link_finds_that_a_topic_was_created_again(
+    source: BrokerThread, target: BrokerThread, monkeypatch: pytest.MonkeyPatch, wire: str, again: int, *, is_idle: bool
+) -> None:
+    """No record of the new topic is published, however soon it has as many records as the old one."""
+    monkeypatch.setattr(topic_module, "COUNT_S", 0.0 if is_idle else 1e6)
+
+    async def run() -> None:
+        rig = await opened(source, target, wire)
+        await rig.fill(0, 5)
+        linked = await rig.running()
+        before = await rig.rows(rig.new)
+        await rig.old.delete_topic(rig.topic)
+        await rig.old.create_topic(rig.topic, PARTITIONS)
+        await rig.fill(100, 100 + again)
+        for _ in range(2):
+            with pytest.raises(Conflict, match="created again at the source"):
+                await linked.step()
+            assert not linked.is_complete
+        assert await rig.rows(rig.new) == before
+
+    play(run)
+
+
+def test_a_running_link_finds_that_a_topic_is_empty(source: BrokerThread, target: BrokerThread) -> None:
+    """Cursus has no ids of topics, but reports the end of an empty partition."""
+
+    async def run() -> None:
+        rig = await opened(source, target, "cursus")
+        await rig.fill(0, 5)
+        linked = await rig.running()
+        await rig.old.delete_topic(rig.topic)
+        await rig.old.create_topic(rig.topic, PARTITIONS)
+        with pytest.raises(Conflict, match="created again, or lost records"):
+            await linked.step()
 
     play(run)
 
