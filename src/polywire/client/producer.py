@@ -229,11 +229,13 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            with suppress(BrokerError, TimeoutError):
-                async with asyncio.timeout(FLUSH_S):
-                    await self.flush()
-        await self.close(flush=kind is None)
+        try:
+            if kind is not None:
+                with suppress(BrokerError, TimeoutError):
+                    async with asyncio.timeout(FLUSH_S):
+                        await self.flush()
+        finally:
+            await self.close(flush=kind is None)
 
     @property
     def buffered_bytes(self) -> int:

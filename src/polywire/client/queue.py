@@ -246,8 +246,8 @@ class Queue:
         return self
 
     async def __anext__(self) -> Job:
-        job = await self.get()
-        if job is None:  # the queue was closed
+        job = None if self._closed else await self.get()
+        if job is None:
             raise StopAsyncIteration
         return job
 

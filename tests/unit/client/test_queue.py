@@ -250,6 +250,7 @@ def test_closing_ends_a_worker_that_waits(play: Play) -> None:
 
         async def handle(job: Job) -> None:
             done.append(job.text)
+            await queue.close()
 
         working = [asyncio.ensure_future(work) for work in (queue.get(), take(), queue.run(handle))]
         await asyncio.sleep(0.05)
@@ -258,6 +259,10 @@ def test_closing_ends_a_worker_that_waits(play: Play) -> None:
         assert done == []
         with pytest.raises(Unavailable, match="queue was closed"):
             await queue.get()
+        await client.send("jobs", "the last")
+        queue = client.queue("jobs", group="g")
+        await asyncio.wait_for(queue.run(handle), WAIT_S)
+        assert done == ["the last"]
 
     play(scenario)
 
