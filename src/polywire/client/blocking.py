@@ -5,53 +5,83 @@ Calls may come from any thread. A client and its producers and consumers share o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, Unpack
 
 from polywire.client.base import Ability, PartitionBounds, Produced, TopicInfo, renamed
 from polywire.client.bulk import AppendedRange
 from polywire.client.client import Client
 from polywire.client.consumer import BATCH_RECORDS, Consumer, ConsumerOptions
+from polywire.client.lane import warn_lost
 from polywire.client.link import CONNECT_S, RECONNECT_S
 from polywire.client.listings import GroupInfo, PartitionLag
 from polywire.client.notices import OnConnect, OnDisconnect
-from polywire.client.producer import Producer, ProducerOptions, Receipt, Receipts
+from polywire.client.producer import FLUSH_S, Producer, ProducerOptions, Receipt, Receipts
 from polywire.client.queue import Job, Queue, QueueOptions
-from polywire.client.record import Headers, Record, Text, as_json, as_record
+from polywire.client.record import Headers, Record, Text, as_json, as_record, size_of
 from polywire.client.sync import LoopThread
 from polywire.client.transaction import BUFFER_BYTES, TIMEOUT_S, Transaction
 from polywire.delivery_times import DeliveryTimes
+from polywire.errors import ErrorCode, Unavailable
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
 T = TypeVar("T")
 
+HANDED_BYTES_MAX: Final = 1 << 20
+"""Size of the records that ``SyncProducer.send`` hands over without waiting. More would only delay other calls."""
+
 
 class SyncReceipt(Generic[T]):
     """The result of the blocking ``send`` and ``send_many``."""
 
-    __slots__ = ("_receipt", "_thread")
+    __slots__ = ("_queued", "_receipt", "_thread")
 
-    def __init__(self, thread: LoopThread, receipt: Receipt | Receipts) -> None:
+    def __init__(self, thread: LoopThread, receipt: Receipt | Receipts | None = None) -> None:
+        """Create a receipt. It is None until a record that was handed over has been queued."""
         self._thread: Final = thread
-        self._receipt: Final = receipt
+        self._receipt = receipt
+        self._queued: asyncio.Future[Receipt] | None = None
 
     @property
     def done(self) -> bool:
         """Whether the result is available."""
-        return self._receipt.done
+        return self._receipt is not None and self._receipt.done
+
+    def _set(self, receipt: Receipt) -> None:
+        """Set the receipt of a record that was handed over. Called in the client's thread."""
+        self._receipt = receipt
+        if self._queued is not None and not self._queued.done():
+            self._queued.set_result(receipt)
 
     def result(self) -> T:
         """Wait until the record is stored, and return its partition and offset. Raises the error if it failed."""
 
         async def wait() -> Any:
+            if self._receipt is None:
+                self._queued = self._queued or asyncio.get_running_loop().create_future()
+                await asyncio.shield(self._queued)
+            assert self._receipt is not None, "it was set"
             return await self._receipt
 
         return self._thread.run(wait())  # type: ignore[no-any-return]
+
+
+class _Handed(NamedTuple):
+    """A record that was handed over to the client's thread."""
+
+    receipt: SyncReceipt[Produced]
+    topic: str
+    record: Record
+    partition: int | None
 
 
 class SyncProducer:
@@ -65,6 +95,11 @@ class SyncProducer:
     def __init__(self, thread: LoopThread, producer: Producer) -> None:
         self._thread: Final = thread
         self._producer: Final = producer
+        self._lock: Final = threading.Lock()
+        # records that the client's thread sends in order, so that ``send`` need not switch threads
+        self._handed: Final[deque[_Handed]] = deque()
+        self._handed_bytes = 0
+        self._sending: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -72,13 +107,25 @@ class SyncProducer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._thread.ended:
-            self._thread.run(self._producer.__aexit__(kind, error, trace))
+        if kind is None:
+            self.close()
+        elif not self._thread.ended:
+            self._thread.run(self._end(kind, error, trace))
+
+    async def _end(self, kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FLUSH_S):
+                    await self._sent()
+        finally:
+            if (sending := self._sending) is not None:
+                sending.cancel()
+            await self._producer.__aexit__(kind, error, trace)
 
     @property
     def buffered_bytes(self) -> int:
         """Size of the records that are not acknowledged yet."""
-        return self._producer.buffered_bytes
+        return self._handed_bytes + self._producer.buffered_bytes
 
     def send(
         self,
@@ -94,11 +141,76 @@ class SyncProducer:
     ) -> SyncReceipt[Produced]:
         """Queue a record and return its receipt.
 
-        See ``Producer.send``. Each call switches threads, so prefer ``send_many``.
+        See ``Producer.send``. ``send_many`` costs less per record.
         """
         record = as_record(value, key, headers, timestamp, **times)
+        if timeout_s is None and self._producer._is_ready(topic, partition) and not self._thread.ended:
+            receipt = self._hand_over(topic, record, partition)
+            if receipt is not None:
+                return receipt
         work = self._producer.send(topic, record, partition=partition, timeout_s=timeout_s)
-        return SyncReceipt(self._thread, self._thread.run(work))
+        return SyncReceipt(self._thread, self._run(work))
+
+    def _hand_over(self, topic: str, record: Record, partition: int | None) -> SyncReceipt[Produced] | None:
+        """Let the client's thread send a record, and return at once. Return None if too much was handed over."""
+        size = size_of(record)
+        with self._lock:
+            if self._handed_bytes + size > HANDED_BYTES_MAX:
+                return None
+            receipt = SyncReceipt[Produced](self._thread)
+            self._handed.append(_Handed(receipt, topic, record, partition))
+            self._handed_bytes += size
+            if self._sending is None:
+                self._sending = self._thread.begin(self._send_handed())
+            return receipt
+
+    async def _send_handed(self) -> None:
+        handed: _Handed | None = None
+        is_done = False
+        try:
+            while (handed := self._next_handed()) is not None:
+                queued = await self._producer._send_or_fail(handed.topic, handed.record, handed.partition)
+                handed.receipt._set(queued)
+            is_done = True
+        finally:
+            if not is_done:  # the loop ends, or an unforeseen exception
+                self._lose_handed(handed)
+
+    def _lose_handed(self, first: _Handed | None) -> None:
+        with self._lock:
+            lost = [*([] if first is None else [first]), *self._handed]
+            self._handed.clear()
+            self._handed_bytes = 0
+            self._sending = None
+        warn_lost(len(lost))
+        error = Unavailable(ErrorCode.STOPPING, "the record was not sent, because the producer was closed")
+        for handed in lost:
+            handed.receipt._set(self._producer._failed(handed.topic, error))
+
+    def _next_handed(self) -> _Handed | None:
+        with self._lock:
+            if not self._handed:
+                self._sending = None
+                return None
+            handed = self._handed.popleft()
+            self._handed_bytes -= size_of(handed.record)
+            return handed
+
+    async def _sent(self) -> None:
+        """Wait until all records that were handed over have been queued."""
+        while (sending := self._sending) is not None:
+            await asyncio.wait({asyncio.wrap_future(sending)})
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine after the records that were handed over have been queued."""
+        if self._sending is None or self._thread.ended:
+            return self._thread.run(work)
+
+        async def later() -> T:
+            await self._sent()
+            return await work
+
+        return self._thread.run(later())
 
     def send_and_wait(
         self,
@@ -114,7 +226,7 @@ class SyncProducer:
     ) -> Produced:
         """Send one record immediately, and wait until it is stored. See ``Producer.send_and_wait``."""
         record = as_record(value, key, headers, timestamp, **times)
-        return self._thread.run(self._producer.send_and_wait(topic, record, partition=partition, timeout_s=timeout_s))
+        return self._run(self._producer.send_and_wait(topic, record, partition=partition, timeout_s=timeout_s))
 
     def send_json(
         self,
@@ -142,16 +254,19 @@ class SyncProducer:
     ) -> SyncReceipt[list[AppendedRange]]:
         """Queue many records and return their receipt. See ``Producer.send_many``."""
         work = self._producer.send_many(topic, values, keys=keys, partition=partition)
-        return SyncReceipt(self._thread, self._thread.run(work))
+        return SyncReceipt(self._thread, self._run(work))
 
     def flush(self) -> None:
         """Wait until all records are acknowledged. Raises the first error. See ``Producer.flush``."""
-        self._thread.run(self._producer.flush())
+        self._run(self._producer.flush())
 
     def close(self, *, flush: bool = True) -> None:
         """Flush and close the connection. See ``Producer.close``."""
-        if not self._thread.ended:
-            self._thread.run(self._producer.close(flush=flush))
+        if self._thread.ended:
+            return
+        if not flush and (sending := self._sending) is not None:
+            sending.cancel()
+        self._run(self._producer.close(flush=flush))
 
 
 class SyncConsumer:
@@ -407,7 +522,8 @@ class SyncClient:
         client = Client(
             url, connect_s=connect_s, reconnect_s=reconnect_s, on_connect=on_connect, on_disconnect=on_disconnect
         )
-        self._thread: Final = LoopThread(lambda: client.close(commit_last=False))
+        self._thread: Final = LoopThread(lambda: self._close(commit_last=False))
+        self._producers: Final[list[SyncProducer]] = []
         self._client: Final = client
         with ExitStack() as undo:
             undo.callback(self._thread.end)
@@ -422,6 +538,11 @@ class SyncClient:
     ) -> None:
         self.close(commit_last=kind is None)
 
+    async def _close(self, *, commit_last: bool) -> None:
+        for producer in self._producers:
+            await producer._sent()
+        await self._client.close(commit_last=commit_last)
+
     def abilities(self) -> frozenset[Ability]:
         """Return the features that this protocol supports."""
         return self._thread.run(self._client.abilities())
@@ -434,13 +555,15 @@ class SyncClient:
         """
         if not self._thread.ended:
             try:
-                self._thread.run(self._client.close(commit_last=commit_last))
+                self._thread.run(self._close(commit_last=commit_last))
             finally:
                 self._thread.end()
 
     def producer(self, **options: Unpack[ProducerOptions]) -> SyncProducer:
         """Return a producer. Options are the arguments of ``Producer``."""
-        return SyncProducer(self._thread, self._thread.run(_call(lambda: self._client.producer(**options))))
+        producer = SyncProducer(self._thread, self._thread.run(_call(lambda: self._client.producer(**options))))
+        self._producers.append(producer)
+        return producer
 
     def consumer(self, *topics: str, **options: Unpack[ConsumerOptions]) -> SyncConsumer:
         """Return a consumer of the topics. Options are the arguments of ``Consumer``."""

@@ -232,8 +232,7 @@ class Producer:
         try:
             if kind is not None:
                 with suppress(BrokerError, TimeoutError):
-                    async with asyncio.timeout(FLUSH_S):
-                        await self.flush()
+                    await asyncio.wait_for(self.flush(), FLUSH_S)
         finally:
             await self.close(flush=kind is None)
 
@@ -480,6 +479,32 @@ class Producer:
         finally:
             warn_lost(sum([await lane.close() for lane in self._lanes.values()]))
             await self._link.close()
+
+    def _is_ready(self, topic: str, partition: int | None) -> bool:
+        """Return whether ``send`` would not raise an error at once. May be called in any thread."""
+        known = self._topics.get(topic) if type(topic) is str else None
+        return (
+            known is not None
+            and time.monotonic() < known.fetched_at + METADATA_S
+            and (partition is None or (type(partition) is int and partition >= 0))
+            and not self._closed
+            and active() is None
+        )
+
+    async def _send_or_fail(self, topic: str, record: Record, partition: int | None) -> Receipt:
+        """Queue a record. If that fails, return a receipt with the error."""
+        try:
+            return await self._queue(topic, record, partition, None)
+        except BrokerError as error:
+            return self._failed(topic, error)
+
+    def _failed(self, topic: str, error: BrokerError) -> Receipt:
+        """Return the receipt of a record that could not be queued."""
+        delivery = Delivery(topic, ANY_PARTITION, NO_OFFSET, 1, error)
+        self._note_failure(delivery, 1)
+        outcome: asyncio.Future[Delivery] = asyncio.get_running_loop().create_future()
+        outcome.set_result(delivery)
+        return Receipt(Batch(outcome, 0.0), 0, self._note_reported)
 
     def _flush_lanes(self) -> None:
         for lane in self._lanes.values():

@@ -85,6 +85,10 @@ class LoopThread:
             "this process is a fork and cannot use a client of its parent (call connect_sync in each process)",
         )
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin to run a coroutine in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
     def begin_close(self) -> Future[None] | None:
         """Begin to run ``close``. Return None if there is none, or in a fork."""
         if self.ended:
