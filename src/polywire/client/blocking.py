@@ -158,10 +158,10 @@ class SyncProducer:
             if self._handed_bytes + size > HANDED_BYTES_MAX:
                 return None
             receipt = SyncReceipt[Produced](self._thread)
-            self._handed.append(_Handed(receipt, topic, record, partition))
-            self._handed_bytes += size
             if self._sending is None:
-                self._sending = self._thread.begin(self._send_handed())
+                self._sending = self._thread.begin(self._send_handed())  # it waits for the lock
+            self._handed_bytes += size
+            self._handed.append(_Handed(receipt, topic, record, partition))  # last, because of KeyboardInterrupt
             return receipt
 
     async def _send_handed(self) -> None:
