@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from polywire.client.base import WireClient
 from polywire.client.link import GONE, Link
 from polywire.client.notices import log
 from polywire.client.polywire import PolywireClient
@@ -146,6 +147,7 @@ class Lane:
         "_queue",
         "_task",
         "_wake",
+        "_wire",
         "partition",
         "topic",
     )
@@ -174,6 +176,7 @@ class Lane:
         self._queue: Final[deque[Batch]] = deque()
         self._in_flight: Final[deque[Batch]] = deque()
         self._wake: Final = asyncio.Event()
+        self._wire: WireClient | None = None  # over which batches are in flight
         self._failing_since: float | None = None
         self._pause_s = PAUSE_MIN_S
         self._begin_producer()
@@ -265,6 +268,9 @@ class Lane:
         except BrokerError as error:
             self._fail_all(error)
             return
+        if self._in_flight and wire is not self._wire:
+            return  # these batches fail, and are sent again before later ones
+        self._wire = wire
         while self._ready():
             batch = self._queue.popleft()
             if batch.sequence < 0:

@@ -114,7 +114,7 @@ class Link:
         while self._wire is not None:
             if self._wire.loss is None:
                 return self._wire
-            await self.lost(self._wire, self._wire.loss)  # while nothing was sent, which is no error
+            await self.lost(self._wire, self._wire.loss)  # nothing was sent over it since then
         if self._closed:
             raise Unavailable(ErrorCode.STOPPING, "client was closed")
         if self._opening is None or self._opening.done():
