@@ -27,8 +27,8 @@ from polywire.cli.output import format_time, note, parse_time_us
 from polywire.cli.progress import counted
 from polywire.cli.start_position import FromOffset, FromTime, Span, nothing_to_read, parse_start, spans
 from polywire.cli.usage import Count, OnlyPartition, Topic, examples
-from polywire.client.base import WireClient
-from polywire.client.consume import Bound
+from polywire.client.base import WireClient, fetch_wait_ms
+from polywire.client.consume import POLL_INTERVAL_S, Bound
 from polywire.errors import BrokerError, ErrorCode, Invalid
 from polywire.escaping import escaped, escaped_json
 from polywire.records.columns import Event, Header, HeaderKind, Record
@@ -637,7 +637,7 @@ async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Spa
     Partitions that are added later are printed from their beginning. Raises the error of the partition that fails.
     """
     known = {span.partition for span in found}
-    followers = [asyncio.ensure_future(_follow(client, printer, span)) for span in found]
+    followers = [asyncio.ensure_future(_follow(client, printer, span, len(known))) for span in found]
     try:
         ended: set[asyncio.Future[None]] = set()
         while not ended:
@@ -647,7 +647,7 @@ async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Spa
                 Span(one.partition, one.first_offset, one.next_offset) for one in new if one.partition not in known
             ]
             known |= {span.partition for span in added}
-            followers += [asyncio.ensure_future(_follow(client, printer, span)) for span in added]
+            followers += [asyncio.ensure_future(_follow(client, printer, span, len(known))) for span in added]
         for follower in ended:
             follower.result()
     finally:
@@ -656,12 +656,15 @@ async def _follow_all(client: WireClient, printer: _Printer, found: Sequence[Spa
         await asyncio.gather(*followers, return_exceptions=True)
 
 
-async def _follow(client: WireClient, printer: _Printer, span: Span) -> None:
+async def _follow(client: WireClient, printer: _Printer, span: Span, partition_count: int) -> None:
     offset = span.offset
+    wait_ms = fetch_wait_ms(client.abilities, partition_count, FOLLOW_WAIT_MS)
     while not printer.is_full:
         records = await client.fetch(
-            printer.topic, span.partition, offset, records_max=printer.fetch_max, wait_ms=FOLLOW_WAIT_MS
+            printer.topic, span.partition, offset, records_max=printer.fetch_max, wait_ms=wait_ms
         )
         if records:
             printer.print(span.partition, records)
             offset = records[-1].offset + 1
+        elif not wait_ms:
+            await asyncio.sleep(POLL_INTERVAL_S)

@@ -7,14 +7,17 @@ sending anything.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Final, Protocol
 
 from polywire.errors import BrokerError
 from polywire.records.columns import Record
 from polywire.types import Assignor, Level
+
+TURNS_MS: Final = 100  # how long a request waits for the long polls of all partitions
+TURN_MS_MIN: Final = 10
 
 
 class Ability(Enum):
@@ -43,10 +46,24 @@ class Ability(Enum):
     AT_ONCE = "immediate rebalance, without waiting for the previous owner"
     POSITIONS = "committed offsets"
     LONG_POLL = "long polling"
+    CONCURRENT_POLLS = "several long polls at the same time"
     IDEMPOTENCE = "idempotent producers"
     STAGING = "staged writes, published atomically"
     LEVELS = "acknowledgement level per request"
     QUEUES = "work queues"
+
+
+def fetch_wait_ms(abilities: Collection[Ability], partition_count: int, longest_ms: int) -> int:
+    """Return how long a fetch should wait for records if each of several partitions is fetched.
+
+    It is 0 if the protocol has no long polls; the caller then pauses between fetches. If responses have the order of the
+    requests, all other requests of the connection wait for a long poll, so it is short.
+    """
+    if Ability.LONG_POLL not in abilities:
+        return 0
+    if Ability.CONCURRENT_POLLS in abilities:
+        return longest_ms
+    return min(max(TURNS_MS // max(partition_count, 1), TURN_MS_MIN), longest_ms)
 
 
 @dataclass(frozen=True, slots=True)

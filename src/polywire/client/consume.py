@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from polywire.client.base import Ability, WireClient
+from polywire.client.base import Ability, WireClient, fetch_wait_ms
 from polywire.errors import Conflict, Missing
 from polywire.records.columns import Record
 
@@ -104,7 +104,7 @@ class _Consumer:
         self._member: Final = member
         self._start: Final = start
         self._grouped: Final = group is not None and Ability.GROUPS in client.abilities
-        self._wait_ms: Final = WAIT_MS if Ability.LONG_POLL in client.abilities else 0
+        self._wait_ms = 0
         self._generation = -1
         self._fetches: dict[int, asyncio.Task[list[Record]]] = {}
         self._reached: dict[int, int] = {}  # offset after the last returned record, by partition
@@ -184,14 +184,22 @@ class _Consumer:
         await self._take(membership.partitions)
 
     async def _take(self, partitions: range | tuple[int, ...]) -> None:
-        """Read exactly these partitions, from the committed offsets on."""
-        reached = {}
+        """Read exactly these partitions, from the committed offsets on.
+
+        A start at the end counts as a position to commit. Otherwise another member would begin at the new end, after
+        records that this one has returned but not committed.
+        """
+        reached: dict[int, int] = {}
+        self._stored = {}
         for partition in partitions:
             position = None
             if self._group is not None and Ability.POSITIONS in self._client.abilities:
                 position = await self._client.position(self._group, self._topic, partition)
             reached[partition] = await self._first_offset(partition) if position is None else position
-        self._reached, self._stored = reached, dict(reached)
+            if position is not None or self._start is not LATEST:
+                self._stored[partition] = reached[partition]
+        self._reached = reached
+        self._wait_ms = fetch_wait_ms(self._client.abilities, len(reached), WAIT_MS)
 
     async def _partition_count(self) -> int:
         if Ability.BOUNDS in self._client.abilities:

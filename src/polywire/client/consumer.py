@@ -34,7 +34,7 @@ from polywire.client.assignment import (
     partition_count,
     read,
 )
-from polywire.client.base import Ability, WireClient
+from polywire.client.base import Ability, WireClient, fetch_wait_ms
 from polywire.client.link import BACKOFF_MAX_S, BACKOFF_MIN_S, GONE, Link
 from polywire.client.notices import OnConnect, OnDisconnect, OnRebalance, call_soon, failure_of, log, rebalance
 from polywire.client.record import Record
@@ -601,7 +601,8 @@ class Consumer:
         parts = list(self._assignment)
         slots = asyncio.Semaphore(FETCHES_MAX)
         bytes_max = min(max(self._buffer_bytes // max(len(parts), 1), FETCH_BYTES_MIN), FETCH_BYTES_MAX)
-        wait_ms = WAIT_MS if len(parts) <= FETCHES_MAX else SHARED_WAIT_MS
+        longest_ms = WAIT_MS if len(parts) <= FETCHES_MAX else SHARED_WAIT_MS
+        wait_ms = fetch_wait_ms(wire.abilities, len(parts), longest_ms)
         work = [self._fetch(wire, part, slots, bytes_max=bytes_max, wait_ms=wait_ms) for part in parts]
         await _until_one_fails([self._keep_up(wire), self._watch(), *work])
 
@@ -680,12 +681,11 @@ class Consumer:
 
         Wait with the next fetch until the application has requested the last chunk.
         """
-        waits = Ability.LONG_POLL in wire.abilities
         while True:
             await part.consumed.wait()
             offset = part.fetched
             async with slots:
-                found = await read(wire, part, bytes_max=bytes_max, wait_ms=wait_ms if waits else 0)
+                found = await read(wire, part, bytes_max=bytes_max, wait_ms=wait_ms)
             if part.fetched != offset:
                 continue  # the application has called seek
             if isinstance(found, Missing):
@@ -695,7 +695,7 @@ class Consumer:
             part.put(*found)
             if found[0]:
                 self._news.set()
-            elif not waits:
+            elif not wait_ms:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _keep_up(self, wire: WireClient) -> None:

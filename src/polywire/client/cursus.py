@@ -88,6 +88,7 @@ ABILITIES: Final = frozenset(
         Ability.DELETE_TOPIC,
         Ability.BOUNDS,
         Ability.LONG_POLL,
+        Ability.CONCURRENT_POLLS,
         Ability.LEVELS,
         Ability.GROUPS,
         Ability.AT_ONCE,

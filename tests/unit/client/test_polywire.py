@@ -223,6 +223,25 @@ def test_consuming_from_the_end_returns_only_new_records(play: Callable[[Scenari
     play(scenario)
 
 
+def test_a_group_that_consumes_from_the_end_skips_nothing(play: Callable[[Scenario], None]) -> None:
+    async def scenario(client: PolywireClient) -> None:
+        await client.create_topic("t", 1)
+        await client.produce("t", [Record(b"old")])
+        records = client.consume("t", group="g", start=LATEST)
+        arriving = asyncio.ensure_future(anext(records))
+        await asyncio.sleep(0.05)
+        await client.produce("t", [Record(b"new")])
+        assert (await arriving).value == b"new"
+        while await client.position("g", "t", 0) is None:
+            arriving = arriving if not arriving.done() else asyncio.ensure_future(anext(records))
+            await asyncio.sleep(0.05)
+        assert await client.position("g", "t", 0) in (1, 2)
+        arriving.cancel()
+        await asyncio.gather(arriving, return_exceptions=True)
+
+    play(scenario)
+
+
 def test_the_blocking_client_does_the_same(served: Served) -> None:
     with sync.connect(f"polywire://{served.address}") as client:
         client.create_topic("t", 1)

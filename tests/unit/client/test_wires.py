@@ -11,7 +11,7 @@ import pytest
 
 import polywire
 from polywire import Client
-from polywire.client.base import Ability
+from polywire.client.base import Ability, fetch_wait_ms
 from polywire.errors import Invalid
 from polywire.testing.process import WIRES
 from polywire.testing.thread import BrokerThread
@@ -116,6 +116,43 @@ def test_groups_on_protocols_that_have_them(running: BrokerThread, wire: str) ->
             assert again == {"three": 1}, "the group resumes at its offset"
 
     asyncio.run(scenario())
+
+
+def test_a_group_that_starts_at_the_end_skips_nothing(running: BrokerThread, wire: str) -> None:
+    """The end is committed at once, so the next member begins there, too. Other protocols begin at 0."""
+    expected = ["after"] if wire in ("polywire", "kafka") else ["before", "after"]
+
+    async def scenario() -> None:
+        async with polywire.connect(running.url(wire)) as client:
+            abilities = await client.abilities()
+            await client.send("orders", "before", key="k")
+            if not {Ability.GROUPS, Ability.POSITIONS} & abilities:
+                return
+            first = client.consumer("orders", group="g", start="latest")
+            await first.start()
+            await client.send("orders", "after", key="k")
+            assert await anext(first)
+            await first.close(commit_last=False)
+            async with client.consumer("orders", group="g", start="latest") as second:
+                assert [(await anext(second)).text for _ in expected] == expected
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("abilities", "partition_count", "expected"),
+    [
+        (set(), 1, 0),
+        ({Ability.LONG_POLL, Ability.CONCURRENT_POLLS}, 50, 1000),
+        ({Ability.LONG_POLL}, 1, 100),
+        ({Ability.LONG_POLL}, 4, 25),
+        ({Ability.LONG_POLL}, 500, 10),
+    ],
+)
+def test_a_long_poll_is_short_if_other_requests_wait_for_it(
+    abilities: set[Ability], partition_count: int, expected: int
+) -> None:
+    assert fetch_wait_ms(abilities, partition_count, 1000) == expected
 
 
 def test_only_one_protocol_is_idempotent(running: BrokerThread, wire: str) -> None:
