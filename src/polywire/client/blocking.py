@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+HANDED_AT_ONCE: Final = 100  # records that the client's thread queues before it turns to its connections
 HANDED_BYTES_MAX: Final = 1 << 20
 """Size of the records that ``SyncProducer.send`` hands over without waiting. More would only delay other calls."""
 
@@ -167,8 +168,12 @@ class SyncProducer:
     async def _send_handed(self) -> None:
         handed: _Handed | None = None
         is_done = False
+        count = 0
         try:
             while (handed := self._next_handed()) is not None:
+                count += 1
+                if count % HANDED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 queued = await self._producer._send_or_fail(handed.topic, handed.record, handed.partition)
                 handed.receipt._set(queued)
             is_done = True
@@ -207,8 +212,11 @@ class SyncProducer:
             return self._thread.run(work)
 
         async def later() -> T:
-            await self._sent()
-            return await work
+            try:
+                await self._sent()
+                return await work
+            finally:
+                work.close()  # if the caller was interrupted, it has not begun
 
         return self._thread.run(later())
 

@@ -90,6 +90,25 @@ def test_what_is_handed_over_has_a_limit(served: Served, monkeypatch: pytest.Mon
         assert texts(client) == ["first", *map(str, range(COUNT))]
 
 
+def test_the_thread_does_other_work_between_records(served: Served) -> None:
+    async def block() -> None:
+        blocked.wait()
+
+    async def look() -> int:
+        return len(producer._handed)
+
+    blocked = threading.Event()
+    with polywire.connect_sync(served.address) as client, begun(client) as producer:
+        client._thread.begin(block())
+        for number in range(5 * blocking.HANDED_AT_ONCE):
+            producer.send("t", str(number))
+        seen = client._thread.begin(look())
+        blocked.set()
+        assert 0 < seen.result() < 5 * blocking.HANDED_AT_ONCE
+        producer.flush()
+        assert texts(client) == ["first", *map(str, range(5 * blocking.HANDED_AT_ONCE))]
+
+
 def test_an_error_is_raised_by_the_receipt_or_by_flush(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     with polywire.connect_sync(served.address) as client, begun(client) as producer:
         lost = producer.send("t", "to no partition", partition=9)
