@@ -156,7 +156,7 @@ def test_a_broker_starts_with_the_settings_of_the_containers(
     given: Mapping[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     users = tmp_path / "users"
-    add_user(users, "admin", "a password", "")
+    add_user(users, "admin", "a password", "all")
     settings = of_the_image() | dict(given) | {"POLYWIRE_SERVE_USERS": str(users)}
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
@@ -398,7 +398,7 @@ def test_the_values_with_tls_on_the_page_are_valid(
     [broker] = found["containers"]
     assert {mount["name"] for mount in broker["volumeMounts"]} >= {volume["name"] for volume in found["volumes"]}
     certificates = Certificates(tmp_path)
-    add_user(tmp_path / "users", "admin", "a password", "")
+    add_user(tmp_path / "users", "admin", "a password", "all")
     files = {
         "USERS": tmp_path / "users",
         "TLS_CERTIFICATE": certificates.path("server"),

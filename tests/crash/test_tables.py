@@ -53,7 +53,7 @@ def test_tables_are_written_everywhere(tmp_path: Path, where: str) -> None:
 
 def test_tables_are_written_on_a_broker_with_users(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     with BrokerProcess(tmp_path / "data", *OPTIONS, "--users", str(users), wires=["polywire"]) as broker:
         url = f"polywire://alice:wonderland@{broker.address('polywire')}"
         with polywire.connect_sync(url) as client, client.producer() as producer:
@@ -96,7 +96,7 @@ def test_segments_are_read_without_the_broker(tmp_path: Path, where: str) -> Non
     options: tuple[str, ...] = SMALL_FILES
     login = ""
     if where == "users":
-        add_user(tmp_path / "users", "alice", "wonderland", "")
+        add_user(tmp_path / "users", "alice", "wonderland", "all")
         options, login = (*options, "--users", str(tmp_path / "users")), "alice:wonderland@"
     elif where == "bucket":
         options = (*options, "--bucket", (tmp_path / "bucket").as_uri())

@@ -66,7 +66,7 @@ def page(window: Page) -> Iterator[Page]:
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """Serve a broker with users."""
     folder = tmp_path_factory.mktemp("guarded")
-    add_user(folder / "users", "alice", "wonderland", "")
+    add_user(folder / "users", "alice", "wonderland", "all")
     add_user(folder / "users", "reader", "wonderland", "consume@shop")
     with BrokerProcess(folder / "data", "--users", str(folder / "users"), wires=("polywire", "http")) as process:
         yield process

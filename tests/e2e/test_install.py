@@ -18,7 +18,7 @@ from typing import Final
 
 import pytest
 
-from polywire.build_info import VERSION, compilable_modules
+from polywire.build_info import VERSION, compilable_modules, source_of
 from tests.e2e.installation import BUILD_SECONDS_MAX, ROOT, build_wheel, copy_checkout, environment_with, run
 
 TRIAL: Final = ROOT / "tools" / "installed.py"
@@ -36,6 +36,11 @@ fi
 exec $real "$@" -O0
 """
 """Copies what `make build` compiled from the same C, and compiles everything else without optimization."""
+
+STRICT: Final = [
+    f"-Werror={name}" for name in ("incompatible-pointer-types", "int-conversion", "implicit-function-declaration")
+]
+"""What GCC 14 and Clang 16 refuse, although older ones only warn."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 
@@ -62,6 +67,17 @@ def compiled_wheel(source_distribution: Path, tmp_path_factory: pytest.TempPathF
 def compiled_python(compiled_wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the interpreter of a new environment with that wheel."""
     return environment_with(compiled_wheel, tmp_path_factory.mktemp("compiled-environment"))
+
+
+def test_new_compilers_accept_the_modules_that_call_c(tmp_path: Path) -> None:
+    compiler = compiler_at(tmp_path / "cc", 'exec $real "$@"\n')
+    paths = [path for name in compilable_modules() if (path := source_of(name)) is not None]
+    sources = [path.with_suffix(".c") for path in paths if "cimports.cpython" in path.read_text(encoding="utf-8")]
+    assert sources
+    if not all(source.exists() for source in sources):
+        pytest.skip("NOT TRIED: the modules of this checkout are not compiled")
+    for source in sources:
+        run(compiler, "-fsyntax-only", f"-I{sysconfig.get_path('include')}", *STRICT, str(source), cwd=tmp_path)
 
 
 def metadata(wheel: Path) -> Message:

@@ -32,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("kafka-client")
     certificates = Certificates(directory)
     users = directory / "users"
-    add_user(users, "alice", PASSWORD, "", scram=True)
+    add_user(users, "alice", PASSWORD, "all", scram=True)
     tls = ("--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key"))
     options = ("--users", str(users), "--kafka-tls", "127.0.0.1:0", *tls)
     with pytest.MonkeyPatch.context() as patch, BrokerProcess(directory / "data", *options, wires=["kafka"]) as process:

@@ -34,7 +34,7 @@ ENDED_S_MAX = 5.0
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     with BrokerProcess(tmp_path / "data", "--users", str(users), "--any", "127.0.0.1:0") as process:
         yield process
 
@@ -318,7 +318,7 @@ def test_guessers_lock_no_user_out(tmp_path: Path) -> None:
     users = tmp_path / "users"
     names = ("bob", "carol", "dave", "alice")
     for name in names:
-        add_user(users, name, "wonderland", "")
+        add_user(users, name, "wonderland", "all")
     with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker, Guessers(broker, 90) as guessers:
         deadline = time.monotonic() + 60
         while guessers.guesses < 20 and time.monotonic() < deadline:

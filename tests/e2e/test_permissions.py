@@ -27,7 +27,7 @@ def flux(broker: BrokerProcess, line: str) -> str:
 
 def test_a_protocol_without_a_login_needs_an_anonymous_user(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     words = ("serve", "--data-dir", str(tmp_path / "data"), "--users", str(users), *silenced("flux"))
     ended = fork_server.run(
         [sys.executable, "-m", "polywire", *words, "--flux", "127.0.0.1:0"],
@@ -42,7 +42,7 @@ def test_a_protocol_without_a_login_needs_an_anonymous_user(tmp_path: Path) -> N
 
 def test_clients_without_a_login_have_the_permissions_of_anonymous(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     add_user(users, "anonymous", "never-logs-in", "produce@clicks")
     with BrokerProcess(tmp_path / "data", "--users", str(users), wires=WIRES) as broker:
         host, port = broker.addresses["polywire"]
@@ -62,7 +62,7 @@ def test_clients_without_a_login_have_the_permissions_of_anonymous(tmp_path: Pat
 
 def test_a_dotted_name_means_the_same_topic_everywhere(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     add_user(users, "shopper", "looking-glass", "consume@shop,read_streams@shop")
     add_user(users, "outsider", "looking-glass", "consume@default,read_streams@default,manage_topics@default")
     with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:

@@ -33,7 +33,7 @@ def hang_up(broker: BrokerProcess, times: int) -> None:
 def test_sighup_reloads_users_and_keeps_other_connections(tmp_path: Path) -> None:
     users = tmp_path / "users"
     for name in ("alice", "bob"):
-        add_user(users, name, "password", "")
+        add_user(users, name, "password", "all")
     with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:
         with logged_in(broker, "alice", "password") as alice, logged_in(broker, "bob", "password") as bob:
             remove_user(users, "bob")
@@ -114,7 +114,7 @@ def test_quotas_of_an_option_are_not_replaced_by_the_settings_file(
 
 def test_the_audit_log_has_logins_and_changes(tmp_path: Path) -> None:
     users, audit = tmp_path / "users", tmp_path / "audit.jsonl"
-    add_user(users, "alice", "wonderland", "")
+    add_user(users, "alice", "wonderland", "all")
     options = ("--users", str(users), "--audit-log", str(audit))
     with BrokerProcess(tmp_path / "data", *options) as broker:
         with logged_in(broker, "alice", "wonderland") as alice, Peer(broker) as eve:

@@ -122,7 +122,7 @@ def polywire(place: str, *words: str, password: str | None = None) -> subprocess
 
 def test_the_polywire_protocol_and_its_clients_log_in(tmp_path: Path) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "wonder/land", "")
+    add_user(users, "alice", "wonder/land", "all")
     add_user(users, "reader", "looking-glass", "consume@default/orders")
     with BrokerProcess(tmp_path / "data", "--users", str(users)) as broker:
         host, port = broker.addresses["polywire"]

@@ -38,7 +38,7 @@ BEGINNINGS: Final = {  # of a request on each protocol, as sent by a client that
 def guarded(tmp_path: Path) -> Iterator[BrokerProcess]:
     """Return a broker with users and few slots."""
     users = tmp_path / "users"
-    add_user(users, "root", PASSWORD, "")
+    add_user(users, "root", PASSWORD, "all")
     add_user(users, "anonymous", PASSWORD, "produce,consume,manage_topics")
     with BrokerProcess(tmp_path / "data", "--users", str(users), wires=WIRES, descriptors=DESCRIPTORS) as broker:
         yield broker

@@ -45,7 +45,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 def broker(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[BrokerProcess]:
     directory = tmp_path_factory.mktemp("kafka")
     users = directory / "users"
-    add_user(users, "alice", PASSWORD, "", scram=True)
+    add_user(users, "alice", PASSWORD, "all", scram=True)
     add_user(users, "bob", PASSWORD, "consume")
     tls = ("--tls-certificate", certificates.path("server"), "--tls-key", certificates.path("server", "key"))
     options = ("--users", str(users), "--kafka-tls", "127.0.0.1:0", *tls)

@@ -204,7 +204,7 @@ def test_tools(tools: str, broker: Brokers, tmp_path: Path) -> None:
 def test_tools_set_the_password_of_a_user(tools: str, tmp_path: Path) -> None:
     """A user created by a tool can log in, has no permissions yet, and is deleted with the last password."""
     users = tmp_path / "users"
-    add_user(users, "admin", "admin-secret", "")
+    add_user(users, "admin", "admin-secret", "all")
     module = "org.apache.kafka.common.security.{}LoginModule required username={} password={};"
     common = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     login = module.format("plain.Plain", '"admin"', '"admin-secret"')

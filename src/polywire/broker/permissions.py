@@ -54,6 +54,9 @@ _INCLUDES: Final = (
     (Permission.READ_TOPICS, Permission.CONSUME | Permission.GROUP),
 )
 _SEVERAL: Final = {"all": ALL, "admin": Permission.MANAGE_SERVERS | Permission.MANAGE_USERS | Permission.MANAGE_STREAMS}
+_BROKER_WIDE: Final = (
+    Permission.MANAGE_SERVERS | Permission.READ_SERVERS | Permission.MANAGE_USERS | Permission.READ_USERS
+)
 _WORDS: Final = {permission.name.lower(): permission for permission in Permission if permission.name} | _SEVERAL
 
 
@@ -160,6 +163,27 @@ def parse_grants(words: Iterable[str]) -> Grants:
         else:
             everywhere |= permission
     return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in granted))
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Raise Invalid(INVALID_REQUEST) for words that cannot grant anything, or not what their author expects.
+
+    ``parse_grants`` accepts them, because stored grants may have them.
+    """
+    for word in words:
+        name, at, resource = word.partition("@")
+        if not at:
+            continue
+        stream, between, topic = resource.partition(_BETWEEN)
+        if not stream or (between and not topic):
+            reason = "write name@stream or name@stream/topic"
+        elif "*" in resource:
+            reason = "names are not patterns; write %2A if the name has a *"
+        elif not _WORDS.get(name, NOTHING) & ~_BROKER_WIDE:
+            reason = f"{name} applies to the whole broker; write it without @"
+        else:
+            continue
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"permission would grant nothing: {word!r} ({reason})")
 
 
 def grant_words(grants: Grants) -> list[str]:

@@ -2,6 +2,7 @@
 
 * A backup can be made while the broker runs, and does not change the data directory.
 * A backup is one consistent state of the log, and contains everything that was acknowledged before the backup began.
+  The logs of several processes are backed up one after the other, so each has a state of its own.
 * A backup that has its final name is complete and synced.
 * A restore never overwrites data: its target must be empty or missing.
 
@@ -11,6 +12,7 @@ shelf/                     a directory of backups:
     journal/  snapshots/       journal groups that are not in a segment yet, and the snapshot before them
     segments/                  hard links to the same files as in other backups, where both need a segment
     backup.json                facts about the backup
+    shards/0001/               the same for each further process of the broker
   .unfinished/               a backup in progress, or one whose process died; the next backup reuses its segments
 ```
 """
@@ -25,7 +27,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
@@ -35,11 +37,13 @@ from cyclopts import App, Parameter
 from polywire.cli.doctor import (
     EXIT_DAMAGED,
     EXITS,
+    below,
+    directories,
     empty_state,
+    examined_offline,
     exit_code,
     logs_on_stderr,
-    opened,
-    print_findings,
+    print_examined,
     unsound,
 )
 from polywire.cli.output import Failed, ListFormat, note, print_list
@@ -102,7 +106,7 @@ class Facts:
     """Contents of a backup's ``backup.json``.
 
     Attributes:
-        through: sequence number of the last journal write in the backup.
+        through: sequence number of the last journal write in the backup; of the first process, if there are several.
         copied_segments: number of segments that no earlier backup has.
         copied_bytes: size of these segments.
         damaged: names of segments that were already damaged in the data directory.
@@ -138,17 +142,48 @@ def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop,
         )
     make_directories(SYSTEM_FILES, shelf)
     with _locked(shelf):
-        taking = _BackupInProgress(directory, shelf, replay, loop)
-        for _ in range(COPIES_MAX):
-            try:
-                return taking.take(datetime.fromtimestamp(clock.now_us() // 1_000_000, UTC))
-            except _LogChanged as change:
-                reason = str(change)
-                time.sleep(_PAUSE_SECONDS)
-        raise Busy(
-            ErrorCode.BUSY,
-            f"the journal changes faster than it can be copied attempts={COPIES_MAX} reason={reason!r}",
-        )
+        taken_at = datetime.fromtimestamp(clock.now_us() // 1_000_000, UTC)
+        parts = [below(directory, path) for path in directories(directory)]
+        _remove_other_parts(shelf / UNFINISHED, parts)
+        taken = [_PartInProgress(directory, shelf, part, replay, loop).take(taken_at) for part in parts]
+        return _finish(shelf, taken, taken_at)
+
+
+def _remove_other_parts(unfinished: Path, parts: Sequence[str]) -> None:
+    """Remove what an interrupted backup of a directory with more processes has left."""
+    for path in directories(unfinished):
+        if below(unfinished, path) not in parts:
+            shutil.rmtree(path)
+
+
+def _finish(shelf: Path, taken: Sequence[NewBackup], taken_at: datetime) -> NewBackup:
+    """Give the backup its final name, which makes it complete."""
+    first = taken[0]
+    total = replace(
+        first.facts,
+        segments=sum(part.facts.segments for part in taken),
+        bytes=sum(part.facts.bytes for part in taken),
+        copied_segments=sum(part.facts.copied_segments for part in taken),
+        copied_bytes=sum(part.facts.copied_bytes for part in taken),
+        damaged=[below(first.path, part.path) + name for part in taken for name in part.facts.damaged],
+    )
+    for part in (*taken[1:], replace(first, facts=total)):
+        content = json.dumps(asdict(part.facts), indent=2).encode() + b"\n"
+        path = part.path / FACTS
+        replace_file(SYSTEM_FILES, path, [content], temporary=path.with_name(f".{FACTS}"), mode=NEW_MODE)
+    name = stem = taken_at.strftime("%Y%m%dT%H%M%SZ")
+    number = 1
+    while (shelf / name).exists():
+        number += 1
+        name = f"{stem}-{number}"
+    SYSTEM_FILES.rename(first.path, shelf / name)
+    SYSTEM_FILES.sync_directory(shelf)
+    findings = [
+        replace(finding, path=below(first.path, part.path) + finding.path)
+        for part in taken
+        for finding in part.findings
+    ]
+    return NewBackup(shelf / name, total, findings)
 
 
 def list_backups(shelf: Path) -> list[str]:
@@ -192,14 +227,13 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
     if unfinished.exists():
         shutil.rmtree(unfinished)
     make_directories(SYSTEM_FILES, unfinished)
+    findings: list[Finding] = []
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        for folder in (SEGMENTS, SNAPSHOTS, JOURNAL):
-            make_directories(SYSTEM_FILES, unfinished / folder)
-            for name in _names(backup / folder):
-                copy_file(SYSTEM_FILES, backup / folder / name, unfinished / folder / name)
-            SYSTEM_FILES.sync_directory(unfinished / folder)
-        findings = examine_copy(unfinished, replay, loop)
+        for part in [below(backup, path) for path in directories(backup)]:
+            _copy_folders(backup / part, unfinished / part)
+            found = examine_copy(unfinished / part, replay, loop)
+            findings += [replace(finding, path=part + finding.path) for finding in found]
         broken = [finding for finding in findings if finding.severity is Severity.BROKEN]
         if broken:
             reason = f"{broken[0].message} path={str(backup / broken[0].path)!r}"
@@ -213,6 +247,15 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
     return findings
 
 
+def _copy_folders(source: Path, target: Path) -> None:
+    """Copy the folders of a log, and sync the copies."""
+    for folder in (SEGMENTS, SNAPSHOTS, JOURNAL):
+        make_directories(SYSTEM_FILES, target / folder)
+        for name in _names(source / folder):
+            copy_file(SYSTEM_FILES, source / folder / name, target / folder / name)
+        SYSTEM_FILES.sync_directory(target / folder)
+
+
 def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Finding]:
     """Read all data in a directory that no broker uses, and return what was found in each file."""
     offline = OfflineLog(directory, replay, loop)
@@ -222,23 +265,40 @@ def examine_copy(directory: Path, replay: MakeReplay, loop: Loop) -> list[Findin
         offline.close()
 
 
-class _BackupInProgress:
-    """A backup in progress, in the directory ``.unfinished``.
+class _PartInProgress:
+    """The log of one process in a backup in progress, in the directory ``.unfinished``.
 
     Each segment there is complete and synced before it gets its name.
+
+    Args:
+        part: path of the log's directory below the data directory, as ``below`` returns it.
     """
 
-    def __init__(self, directory: Path, shelf: Path, replay: MakeReplay, loop: Loop) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, shelf: Path, part: str, replay: MakeReplay, loop: Loop) -> None:
+        self._directory = directory / part
         self._shelf = shelf
+        self._part = part
         self._replay = replay
         self._loop = loop
-        self._unfinished = shelf / UNFINISHED
+        self._unfinished = shelf / UNFINISHED / part
         self._copied: dict[str, int] = {}
         """Size in bytes of each segment that was copied instead of linked."""
 
     def take(self, taken_at: datetime) -> NewBackup:
-        """Try to make the backup once. Raises _LogChanged, and the errors of ``take_backup``."""
+        """Copy the log. Raises the errors of ``take_backup``."""
+        for _ in range(COPIES_MAX):
+            try:
+                return self._try(taken_at)
+            except _LogChanged as change:
+                reason = str(change)
+                time.sleep(_PAUSE_SECONDS)
+        raise Busy(
+            ErrorCode.BUSY,
+            f"the journal changes faster than it can be copied attempts={COPIES_MAX} reason={reason!r}",
+        )
+
+    def _try(self, taken_at: datetime) -> NewBackup:
+        """Raises _LogChanged, and the errors of ``take_backup``."""
         if (self._unfinished / _COPIED).exists():
             shutil.rmtree(self._unfinished / _COPIED)
         for folder in (SEGMENTS, SNAPSHOTS, f"{_COPIED}/{JOURNAL}", f"{_COPIED}/{SNAPSHOTS}"):
@@ -264,7 +324,7 @@ class _BackupInProgress:
             copied_bytes=sum(self._copied[name] for name in copied),
             damaged=sorted({finding.path for finding in findings if finding.severity is not Severity.SOUND}),
         )
-        return NewBackup(self._finish(facts, taken_at), facts, findings)
+        return NewBackup(self._unfinished, facts, findings)
 
     # One consistent state
 
@@ -375,8 +435,9 @@ class _BackupInProgress:
                 return
             remove(SYSTEM_FILES, target)
         for backup in reversed(list_backups(self._shelf)):
-            earlier = self._shelf / backup / name
-            if earlier.exists() and _is_same(source, earlier) and name not in read_facts(self._shelf / backup).damaged:
+            other = self._shelf / backup / self._part
+            earlier = other / name
+            if earlier.exists() and _is_same(source, earlier) and name not in read_facts(other).damaged:
                 if _link(earlier, target):
                     return
                 break
@@ -407,20 +468,6 @@ class _BackupInProgress:
             offline.close()
         if diagnosis.reason is not None or diagnosis.through != through:
             raise Corrupt(ErrorCode.CORRUPT, f"the backup is damaged through={diagnosis.through} expected={through}")
-
-    def _finish(self, facts: Facts, taken_at: datetime) -> Path:
-        """Give the backup its final name, which makes it complete."""
-        content = json.dumps(asdict(facts), indent=2).encode() + b"\n"
-        path = self._unfinished / FACTS
-        replace_file(SYSTEM_FILES, path, [content], temporary=path.with_name(f".{FACTS}"), mode=NEW_MODE)
-        name = stem = taken_at.strftime("%Y%m%dT%H%M%SZ")
-        number = 1
-        while (self._shelf / name).exists():
-            number += 1
-            name = f"{stem}-{number}"
-        SYSTEM_FILES.rename(self._unfinished, self._shelf / name)
-        SYSTEM_FILES.sync_directory(self._shelf)
-        return self._shelf / name
 
 
 class _LiveStore(FileStore):
@@ -545,9 +592,9 @@ def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
 def verify(backup: BackupPath, *, output: Output = ListFormat.TABLE) -> int:
     """Read all data of a backup and list damaged files and records."""
     path = find_backup(backup)
-    with opened(path) as offline:
-        findings = examine(offline)
-        print_findings(offline.state, unsound(findings), output)
+    found = examined_offline(path)
+    print_examined([replace(part, findings=unsound(part.findings)) for part in found], output)
+    findings = [finding for part in found for finding in part.findings]
     note(
         f"verified backup={str(path)!r} files={len({found.path for found in findings})} findings={len(unsound(findings))}"
     )

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
@@ -26,6 +26,7 @@ from polywire.clock import SystemClock
 from polywire.log.base import Replay
 from polywire.log.doctor import Finding, OfflineLog, Severity, examine, open_offline, rebuild
 from polywire.log.segments.segment_set import SEGMENTS
+from polywire.server.placement import count_shards, directory_of
 from polywire.store.bucket import REQUEST_TIMEOUT_S
 from polywire.store.metered import Meter, MeteredObjects, RequestCounts
 from polywire.store.url import open_bucket
@@ -101,17 +102,15 @@ def doctor(
         found = examined(bucket)
         print_examined(found, output)
         return exit_code([finding for part in found for finding in part.findings])
-    with opened(data_dir) as offline:
-        findings = examine(offline)
-        rebuilt = rebuild(offline, findings) if rebuild_copies else []
-        if not rebuilt:
-            _print(offline, findings, output)
-    if rebuilt:
-        note(f"rebuilt {' '.join(rebuilt)}")
-        with opened(data_dir) as offline:
-            findings = examine(offline)
-            _print(offline, findings, output)
-    return exit_code(findings)
+    if rebuild_copies:
+        for directory in directories(data_dir):
+            with opened(directory) as offline:
+                rebuilt = [below(data_dir, directory) + name for name in rebuild(offline, examine(offline))]
+            if rebuilt:
+                note(f"rebuilt {' '.join(rebuilt)}")
+    found = examined_offline(data_dir, overview=True)
+    print_examined(found, output)
+    return exit_code([finding for part in found for finding in part.findings])
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +123,35 @@ class Examined:
 
     state: Replay
     findings: Sequence[Finding]
+
+
+def directories(data_dir: Path) -> list[Path]:
+    """Return the directories with a log: ``data_dir``, and those of the broker's other processes below it."""
+    return [directory_of(data_dir, shard) for shard in range(count_shards(data_dir))]
+
+
+def below(data_dir: Path, directory: Path) -> str:
+    """Return the path below the data directory, with a ``/`` at its end; empty for the data directory itself."""
+    return "" if directory == data_dir else f"{directory.relative_to(data_dir)}/"
+
+
+def examined_offline(data_dir: Path, *, overview: bool = False) -> list[Examined]:
+    """Check a data directory that no broker uses, with the directories of all processes.
+
+    Raises the errors of ``open_offline``.
+
+    Args:
+        overview: also print what each directory contains.
+    """
+    found = []
+    for directory in directories(data_dir):
+        part = below(data_dir, directory)
+        with opened(directory) as offline:
+            findings = [replace(finding, path=part + finding.path) for finding in examine(offline)]
+            found.append(Examined(offline.state, findings))
+            if overview:
+                note(f"directory={part} {_overview(offline)}" if part else _overview(offline))
+    return found
 
 
 def examined(url: str) -> list[Examined]:
@@ -167,11 +195,6 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 def unsound(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is not Severity.SOUND]
-
-
-def _print(offline: OfflineLog, findings: Sequence[Finding], output: ListFormat) -> None:
-    note(_overview(offline))
-    print_findings(offline.state, findings, output)
 
 
 def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
@@ -15,21 +16,21 @@ from polywire.cli.doctor import (
     EXITS,
     Bucket,
     Examined,
+    directories,
     empty_state,
     examined,
+    examined_offline,
     exit_code,
     logs_on_stderr,
-    opened,
     partition_name,
     print_examined,
-    print_findings,
     unsound,
 )
 from polywire.cli.output import ListFormat, note, print_list
 from polywire.cli.progress import reported
 from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.clock import SystemClock
-from polywire.log.doctor import Loss, OfflineLog, Offsets, examine, finish, open_offline, repair
+from polywire.log.doctor import Loss, OfflineLog, Offsets, finish, open_offline, repair
 
 app = App(
     name="log",
@@ -55,14 +56,9 @@ def verify(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
     """Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage."""
-    if bucket is not None:
-        found = examined(bucket)
-        print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
-        findings = [finding for part in found for finding in part.findings]
-    else:
-        with opened(data_dir) as offline:
-            findings = examine(offline)
-            print_findings(offline.state, unsound(findings), output)
+    found = examined_offline(data_dir) if bucket is None else examined(bucket)
+    print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
+    findings = [finding for part in found for finding in part.findings]
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")
     return exit_code(findings)
 
@@ -82,16 +78,22 @@ def repair_log(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
     """Skip a gap or a damaged group in the journal, and list the lost records."""
+    for directory in directories(data_dir):
+        _repair(directory, dry_run=dry_run, output=output)
+
+
+def _repair(directory: Path, *, dry_run: bool, output: ListFormat) -> None:
+    """Repair the log of one process."""
     loop = asyncio.new_event_loop()
     try:
         with (
-            reported(f"reading data_dir={str(data_dir)!r}"),
+            reported(f"reading data_dir={str(directory)!r}"),
             logs_on_stderr(),
-            open_offline(data_dir, empty_state, loop) as offline,
+            open_offline(directory, empty_state, loop) as offline,
         ):
             diagnosis = offline.diagnose()
             if diagnosis.reason is None:
-                note("no repair is necessary: a broker can start from this directory")
+                note(f"no repair is necessary: a broker can start from this directory path={str(directory)!r}")
                 return
             note(f"damage: {diagnosis.reason.message}")
             print_list(list(rows_of(offline, diagnosis.loss)), columns=LOSS_COLUMNS, form=output)
@@ -99,7 +101,7 @@ def repair_log(
                 note("dry run: nothing was changed")
                 return
             backup, slot_bytes = repair(offline, diagnosis), offline.slots[0].size
-        finish(data_dir, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
+        finish(directory, diagnosis.through, slot_bytes, empty_state(), loop, SystemClock())
         note(f"repaired; the original journal files are in {backup}")
     finally:
         loop.close()

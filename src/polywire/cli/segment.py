@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Final
 
 from cyclopts import App, Parameter
 
 from polywire.choices import unknown
-from polywire.cli.doctor import EXITS, exit_code, opened, partition_name, print_findings, unsound
+from polywire.cli.doctor import EXITS, directories, exit_code, opened, partition_name, print_findings, unsound
 from polywire.cli.output import ListFormat, format_time, note, print_list
 from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.errors import BrokerError
@@ -52,6 +53,7 @@ def list_segments(*, data_dir: DataDir = DATA_DIR, output: Output = ListFormat.T
 
     A segment is live, dead (replaced or deleted, but its file still exists) or broken (both footers are damaged).
     """
+    _note_others(data_dir)
     with opened(data_dir) as offline:
         needed = _needed(offline)
         rows = [_summary(offline, name, needed) for name in offline.store.list(f"{SEGMENTS}/")]
@@ -76,6 +78,7 @@ def inspect(name: Name, *, data_dir: DataDir = DATA_DIR, output: Output = ListFo
 )
 def verify(*names: Name, data_dir: DataDir = DATA_DIR, output: Output = ListFormat.TABLE) -> int:
     """Read every stored batch of the named segments, or of all live segments, and list damage."""
+    _note_others(data_dir)
     with opened(data_dir) as offline:
         needed = _needed(offline)
         chosen = _known(offline, names) or [
@@ -85,6 +88,13 @@ def verify(*names: Name, data_dir: DataDir = DATA_DIR, output: Output = ListForm
         print_findings(offline.state, unsound(findings), output)
     note(f"verified segments={len(chosen)} findings={len(unsound(findings))}")
     return exit_code(findings)
+
+
+def _note_others(data_dir: Path) -> None:
+    """Say that the directory has segments of other processes, which have the same names."""
+    others = [str(path) for path in directories(data_dir)[1:]]
+    if others:
+        note(f"segments of the first process only; use --data-dir for those of the others: {' '.join(others)}")
 
 
 def _needed(offline: OfflineLog) -> set[str] | None:

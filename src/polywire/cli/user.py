@@ -84,7 +84,7 @@ def alter(
     users: File = FILE_DEFAULT,
 ) -> None:
     """Replace the permissions of a user. The password stays the same, and the user's connections stay open."""
-    user = alter_user(users, name, "" if permissions == "all" else permissions)
+    user = alter_user(users, name, permissions)
     note(f"altered user={name} permissions={_permissions(user)} users={users}")
     note(RELOAD_NOTE)
 

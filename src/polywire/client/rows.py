@@ -22,8 +22,7 @@ if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize
     from cython.cimports.cpython.ref import Py_DECREF, Py_INCREF, Py_REFCNT, PyObject
     from cython.cimports.cpython.tuple import PyTuple_SET_ITEM
-    from cython.cimports.cpython.type import PyType_GenericAlloc
-    from cython.cimports.polywire.client.collector import PyObject_GC_UnTrack
+    from cython.cimports.polywire.client.collector import PyObject_GC_UnTrack, PyType_GenericAlloc
     from cython.cimports.polywire.client.stop_iteration import (
         PyErr_Restore,
         PyExc_StopIteration,
@@ -92,13 +91,14 @@ def rows_of(
     row: cython.Py_ssize_t
     number: object = partition
     time_us: object = append_time_us
+    row_type: type[Any] = kind
     rows: list[Any] = []
     for row in range(begin, count):
         value: object = _part(source, value_offsets, value_bytes, row)
         key: object = _part(source, key_offsets, key_bytes, row)
         offset: object = base + row
         if cython.compiled:
-            made = PyType_GenericAlloc(kind, _FIELDS)
+            made = PyType_GenericAlloc(row_type, _FIELDS)
             _set_field(made, 0, value)
             _set_field(made, 1, key)
             _set_field(made, 2, headers)

@@ -16,7 +16,7 @@ from typing import Final
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
-from polywire.broker.permissions import EVERYTHING, parse_grants
+from polywire.broker.permissions import EVERYTHING, check_words, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
 from polywire.choices import missing
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
@@ -75,8 +75,7 @@ def add_user(
     """Add a user to a file, which is created if it is missing; return the user as it is in the file.
 
     Args:
-        permissions: words separated by commas; empty for all. None: all for a new user, the present ones for a user
-            that is replaced.
+        permissions: words separated by commas. None: all for a new user, the present ones for a user that is replaced.
         replace: the user may exist; it gets the new password.
         scram: the user can also log in with SCRAM. A replaced user that could do so before still can.
 
@@ -92,7 +91,8 @@ def add_user(
         )
     if not 1 <= len(password.encode()) <= PASSWORD_BYTES_MAX:
         raise Invalid(ErrorCode.INVALID_REQUEST, f"password must have 1 to {PASSWORD_BYTES_MAX} bytes")
-    parse_grants(_words(permissions or ""))
+    if permissions is not None:
+        _check(permissions)
     lines = _lines(path) if path.exists() else ["# name:hash:permissions, see polywire user --help"]
     for number, line in enumerate(lines, 1):
         if _name_of(line) != name:
@@ -115,7 +115,7 @@ def alter_user(path: Path, name: str, permissions: str) -> ConfiguredUser:
 
     Raises Missing(USER_MISSING), Invalid(INVALID_REQUEST), OSError.
     """
-    parse_grants(_words(permissions))
+    _check(permissions)
     lines = _lines(path)
     for number, line in enumerate(lines):
         if _name_of(line) == name:
@@ -125,6 +125,15 @@ def alter_user(path: Path, name: str, permissions: str) -> ConfiguredUser:
             _write(path, lines)
             return _parse(path, number + 1, lines[number])
     raise _no_such_user(name, lines)
+
+
+def _check(permissions: str) -> None:
+    """Raise Invalid for unknown words, and if there are none: in the file, that means all permissions."""
+    words = _words(permissions)
+    if not words:
+        raise Invalid(ErrorCode.INVALID_REQUEST, "permissions are empty (write all to grant everything)")
+    parse_grants(words)
+    check_words(words)
 
 
 def _no_such_user(name: str, lines: list[str]) -> Missing:
@@ -169,9 +178,10 @@ def _parse(path: Path, number: int, line: str) -> ConfiguredUser:
         verifiers = tuple(map(parse_verifier, verifier_texts))
     except Invalid:
         password_hash = ""
-    if _NAME.fullmatch(name) is None or _HASH.fullmatch(password_hash) is None:
-        raise Invalid(ErrorCode.INVALID_REQUEST, f"line is not name:hash:permissions file={str(path)!r} line={number}")
     words = _words(permissions)
+    is_unclear = bool(permissions.strip()) and not words  # only commas, which must not grant everything
+    if _NAME.fullmatch(name) is None or _HASH.fullmatch(password_hash) is None or is_unclear:
+        raise Invalid(ErrorCode.INVALID_REQUEST, f"line is not name:hash:permissions file={str(path)!r} line={number}")
     return ConfiguredUser(name, password_hash, parse_grants(words) if words else EVERYTHING, verifiers)
 
 

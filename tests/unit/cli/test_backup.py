@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from polywire.cli.backup import find_backup
+from polywire.broker.broker import Broker
+from polywire.broker.settings import BrokerSettings
+from polywire.cli.backup import find_backup, list_backups
 from polywire.cli.doctor import EXIT_BROKEN, EXIT_DAMAGED
 from polywire.cli.main import run
+from polywire.clock import SystemClock
 from polywire.log.doctor import OfflineLog
 from polywire.log.opening import lock_directory
-from tests.unit.cli.test_doctor import TOPIC, flip, write_records
+from tests.unit.cli.test_doctor import SIZES, TOPIC, flip, write_records
+from tests.unit.log.rig import RigLoop
 
 
 @pytest.fixture
@@ -50,6 +54,58 @@ def test_a_backup_changes_nothing_and_can_be_restored(
     assert listed[0] == listed[1] != []
     assert (tmp_path / "shelf").stat().st_mode & 0o077 == 0, "other users must not read it"
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "restored").rglob("*"))
+
+
+@pytest.fixture
+def two_logs(tmp_path: Path) -> Path:
+    """The directory of a broker with two processes."""
+    write_records(tmp_path / "both")
+    write_records(tmp_path / "both/shards/0001", is_killed=True)
+    return tmp_path / "both"
+
+
+def test_a_backup_has_the_logs_of_all_processes(
+    tmp_path: Path, two_logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shelf, restored = tmp_path / "shelf", tmp_path / "restored"
+    for _ in range(2):
+        assert run(["backup", "create", str(shelf), "--data-dir", str(two_logs)]) == 0
+    facts = [json.loads((shelf / name / "backup.json").read_text()) for name in list_backups(shelf)]
+    live = len(list(two_logs.glob("segments/*"))) + len(list(two_logs.glob("shards/0001/segments/*")))
+    assert [(fact["segments"], fact["copied_segments"]) for fact in facts] == [(live, live), (live, 0)]
+    assert run(["backup", "restore", str(shelf), "--data-dir", str(restored)]) == 0
+    for part in (restored, restored / "shards/0001"):
+        assert end_of(part) == 400
+    segment = min(find_backup(shelf).glob("shards/0001/segments/*"))
+    flip(segment, segment.stat().st_size // 4)
+    capsys.readouterr()
+    assert run(["backup", "verify", str(shelf), "-o", "json"]) == EXIT_DAMAGED
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["path"] == f"shards/0001/segments/{segment.name}"
+
+
+def test_an_interrupted_backup_of_more_processes_leaves_nothing_in_the_next(
+    tmp_path: Path, two_logs: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = tmp_path / "shelf"
+    with monkeypatch.context() as patched:
+        patched.setattr("polywire.cli.backup._finish", interrupt)
+        run(["backup", "create", str(shelf), "--data-dir", str(two_logs)])
+    assert (shelf / ".unfinished/shards/0001/segments").is_dir()
+    assert run(["backup", "create", str(shelf), "--data-dir", str(directory)]) == 0
+    assert not list(find_backup(shelf).glob("shards/*"))
+
+
+def interrupt(*arguments: Any) -> None:
+    raise OSError("interrupted")
+
+
+def end_of(directory: Path) -> int:
+    broker = Broker.open(directory, BrokerSettings(), RigLoop(), SystemClock(), log_settings=SIZES)
+    try:
+        return broker.topic(TOPIC).partitions[0].log.next_offset
+    finally:
+        broker.close()
 
 
 def test_the_list_reports_what_each_backup_copied(

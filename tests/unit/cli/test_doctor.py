@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ from polywire.log.journal import snapshot
 from polywire.log.log import FileLog
 from polywire.log.segments import format as segment_format
 from polywire.log.settings import LogSettings
+from polywire.store.files import Access
+from polywire.store.system_files import SystemFile, SystemFiles
 from polywire.types import Level, TopicName
 from tests.unit.log.rig import RigLoop, abandon, batch_of, expecting
 
@@ -138,6 +141,50 @@ def test_repair_lets_a_broker_start_again(tmp_path: Path, rows: Rows) -> None:
     assert [found.read_bytes() for found in tmp_path.glob("aside/*/slot-*")].count(before) == 1
     assert rows("doctor")[0] == 0
     write_records(tmp_path, 10)
+
+
+def test_the_logs_of_all_processes_are_checked_and_repaired(
+    tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path)
+    other = tmp_path / "shards/0001"
+    write_records(other, 20, is_killed=True)
+    code, found = rows("doctor")
+    assert (code, bad(found)) == (0, [])
+    assert {row["path"] for row in found} >= {"journal/seed", "shards/0001/journal/seed"}
+    flip(other / "journal/seed", 18)
+    assert [row["path"] for row in bad(rows("doctor")[1])] == ["shards/0001/journal/seed"]
+    assert rows("doctor", "--rebuild")[0] == 0
+    path = next(path for path in other.glob("journal/slot-*") if b"00010" in path.read_bytes())
+    content = path.read_bytes()
+    flip(path, content.rindex(b"PWG1", 0, content.index(b"00010")) + 16)
+    code, found = rows("log", "verify")
+    assert code == 4
+    assert [row["path"] for row in found] == ["shards/0001/journal"]
+    code, lost = rows("log", "repair")
+    assert code == 0
+    assert [row["next_offset"] for row in lost if row["topic"]] == [20]
+    assert rows("doctor")[0] == 0
+    assert run(["segment", "list", "--data-dir", str(tmp_path)]) == 0
+    assert str(other) in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_is_checked(
+    tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a disk that the system has mounted read-only because it fails."""
+    write_records(tmp_path, 20, is_killed=True)
+    opened = SystemFiles.open
+
+    def open_to_read(files: SystemFiles, path: Path, access: Access, *more: int) -> SystemFile:
+        if access not in (Access.READ, Access.DIRECT):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return opened(files, path, access, *more)
+
+    monkeypatch.setattr(SystemFiles, "open", open_to_read)
+    for words in (("doctor",), ("log", "verify"), ("log", "repair", "--dry-run"), ("segment", "list")):
+        code, found = rows(*words)
+        assert (code, bad(found) if words == ("doctor",) else []) == (0, [])
 
 
 def test_a_missing_segment_needs_a_backup(tmp_path: Path, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:

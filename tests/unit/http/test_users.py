@@ -66,6 +66,14 @@ def test_changing_the_own_password_needs_the_old_one_only(closed: Site) -> None:
     assert ask(closed, "POST", "/users/dave/password", {"password": "x"}, basic("carol", "second")).status == 403
 
 
+@pytest.mark.parametrize("word", ["consume@sh*", "consume@shop/", "consume@/orders", "read_servers@shop"])
+def test_permissions_that_grant_nothing_are_refused(closed: Site, word: str) -> None:
+    answer = ask(closed, "POST", "/users/carol", {"password": "first", "permissions": ["produce@shop", word]})
+    assert answer.status == 400
+    assert word in answer.json["error"]["message"]
+    assert ask(closed, "GET", "/users/carol").status == 404
+
+
 def test_users_with_more_permissions_cannot_be_changed(closed: Site) -> None:
     clerk = basic("clerk", "clerk")
     ask(closed, "POST", "/users/reader", {"password": "x", "permissions": ["consume@shop"]})

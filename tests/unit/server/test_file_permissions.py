@@ -63,7 +63,7 @@ def test_a_foreign_directory_is_rejected(tmp_path: Path, held: str | None, is_ta
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o604, 0o602, 0o777])
 def test_a_users_file_that_others_can_access_is_rejected(tmp_path: Path, mode: int) -> None:
     users = tmp_path / "users"
-    add_user(users, "alice", "secret", "")
+    add_user(users, "alice", "secret", "all")
     assert [user.name for user in load_users(users)] == ["alice"]
     users.chmod(mode)
     with pytest.raises(Invalid, match=f"chmod 600 .* mode={mode:o}"):

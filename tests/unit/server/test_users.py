@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from polywire.broker.passwords import check_password
-from polywire.broker.permissions import EVERYTHING, Permission
+from polywire.broker.permissions import EVERYTHING, Permission, parse_grants
 from polywire.broker.scram import Mechanism
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
 from polywire.server.config import OFF, ServeConfig
@@ -21,7 +21,7 @@ from tests.unit.server.peers import SILENT
 
 def test_a_users_file_is_created_changed_and_read(tmp_path: Path) -> None:
     path = tmp_path / "users"
-    add_user(path, "alice", "secret", "")
+    add_user(path, "alice", "secret", "all")
     add_user(path, "bob", "hidden", "consume@shop, read_servers")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     alice, bob = read_users(path)
@@ -29,8 +29,8 @@ def test_a_users_file_is_created_changed_and_read(tmp_path: Path) -> None:
     assert check_password(alice.password_hash, "secret")
     assert (bob.grants.everywhere, bob.grants.streams) == (Permission.READ_SERVERS, {"shop": Permission.CONSUME})
     with pytest.raises(Conflict):
-        add_user(path, "alice", "other", "")
-    add_user(path, "alice", "other", "", replace=True)
+        add_user(path, "alice", "other", "all")
+    add_user(path, "alice", "other", "all", replace=True)
     assert [user.name for user in read_users(path)] == ["bob", "alice"]
     remove_user(path, "bob")
     assert [user.name for user in read_users(path)] == ["alice"]
@@ -53,6 +53,44 @@ def test_a_new_password_leaves_the_permissions(tmp_path: Path) -> None:
     assert add_user(path, "bob", "secret").grants == EVERYTHING
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        " ",
+        ",",
+        "consume@sh*",
+        "consume@shop/ord*",
+        "consume@shop/",
+        "consume@/orders",
+        "read_servers@shop",
+        "consume, manage_users@shop/orders",
+    ],
+)
+def test_permissions_that_grant_nothing_or_too_much_are_refused(tmp_path: Path, words: str) -> None:
+    path = tmp_path / "users"
+    with pytest.raises(Invalid):
+        add_user(path, "alice", "secret", words)
+    assert not path.exists()
+    add_user(path, "alice", "secret", "consume@shop")
+    before = path.read_text()
+    with pytest.raises(Invalid):
+        alter_user(path, "alice", words)
+    assert path.read_text() == before
+
+
+def test_a_star_in_a_name_is_written_as_an_escape(tmp_path: Path) -> None:
+    assert add_user(tmp_path / "users", "alice", "secret", "consume@sh%2A").grants == parse_grants(["consume@sh*"])
+
+
+def test_a_line_with_only_commas_does_not_grant_everything(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    add_user(path, "alice", "secret", "consume")
+    path.write_text(path.read_text().replace("consume", ","))
+    with pytest.raises(Invalid):
+        read_users(path)
+
+
 def test_permissions_change_without_the_password(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "alice", "secret", "consume@shop", scram=True)
@@ -63,7 +101,7 @@ def test_permissions_change_without_the_password(tmp_path: Path) -> None:
     after = path.read_text().splitlines()
     assert [line.split(":")[:2] for line in after] == [line.split(":")[:2] for line in before]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert alter_user(path, "alice", "").grants == EVERYTHING
+    assert alter_user(path, "alice", "all").grants == EVERYTHING
     for name, words in (("alise", "consume"), ("alice", "cnsume")):
         with pytest.raises((Missing, Invalid)):
             alter_user(path, name, words)
@@ -73,7 +111,7 @@ def test_permissions_change_without_the_password(tmp_path: Path) -> None:
 def test_a_user_with_scram_has_verifiers_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "users"
     add_user(path, "alice", "secret", "consume@shop", scram=True)
-    add_user(path, "bob", "secret", "")
+    add_user(path, "bob", "secret", "all")
     alice, bob = read_users(path)
     assert [verifier.mechanism for verifier in alice.verifiers] == list(Mechanism)
     assert check_password(alice.password_hash, "secret")
@@ -108,7 +146,7 @@ def test_invalid_verifiers_are_rejected(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["", "a:b", "#a", " a", "a\nb", "x" * 300])
 def test_invalid_user_names_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(Invalid):
-        add_user(tmp_path / "users", name, "secret", "")
+        add_user(tmp_path / "users", name, "secret", "all")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ class Slot:
 
     Args:
         seed: seed of the journal.
+        access: WRITE, or READ to only examine the file.
     """
 
     __slots__ = (
@@ -135,12 +136,14 @@ class Slot:
         "view",
     )
 
-    def __init__(self, path: Path, number: int, seed: int, files: Files = SYSTEM_FILES) -> None:
+    def __init__(
+        self, path: Path, number: int, seed: int, files: Files = SYSTEM_FILES, access: Access = Access.WRITE
+    ) -> None:
         self.path: Final = path
         self.number: Final = number
         self.seed: Final = seed
         self._files: Final = files
-        self.file: Final = files.open(path, Access.WRITE)
+        self.file: Final = files.open(path, access)
         self.size: Final = self.file.size
         if self.size == 0:
             self.file.close()
@@ -286,22 +289,22 @@ class FileJournal(BareJournal):
         # If a process was killed before this sync, a power loss could still remove the names it created.
         self._files.sync_directory(self._directory)
         self.seed = find_seed(self._files, self._directory, has_slots=any(self._slot_paths()))
-        for slot in self._open_slots():
+        for slot in self._open_slots(Access.WRITE):
             slot.lock()
         return list(self.slots.values())
 
     def open_to_read(self) -> list[Slot]:
         """Open all existing journal files read-only, changing nothing. Raises Corrupt or OSError."""
         self.seed = read_seed(self._files, self._directory) if any(self._slot_paths()) else 0
-        return list(self._open_slots())
+        return list(self._open_slots(Access.READ))
 
     def _slot_paths(self) -> list[Path]:
         names = self._files.names(self._directory)
         return [self._directory / name for name in sorted(names) if name.startswith("slot-") and name.endswith(_SUFFIX)]
 
-    def _open_slots(self) -> Iterator[Slot]:
+    def _open_slots(self, access: Access) -> Iterator[Slot]:
         for path in self._slot_paths():
-            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed, self._files)
+            slot = Slot(path, int(path.stem.partition("-")[2]), self.seed, self._files, access)
             self._use(slot)
             slot.check_readable()
             yield slot
