@@ -224,6 +224,9 @@ class Api:
         headers = call.body.get("headers", {})
         if not isinstance(headers, dict) or not all(isinstance(value, str) for value in headers.values()):
             raise Invalid(ErrorCode.INVALID_REQUEST, "headers must be an object with string values")
+        if not call.body.keys() & {"value", "value_base64"}:
+            message = "value or value_base64 is required (null makes a record without a value, which deletes its key)"
+            raise Invalid(ErrorCode.INVALID_REQUEST, message)
         key = _bytes(call.body, "key")
         record = Record(
             _bytes(call.body, "value"),

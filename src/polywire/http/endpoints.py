@@ -20,6 +20,7 @@ from polywire.broker.owners import Caller, caller_of
 from polywire.broker.permissions import Action, Resource
 from polywire.broker.topics import Partition, Topic
 from polywire.build_info import VERSION
+from polywire.choices import NAME_CHARS_SHOWN, unknown
 from polywire.errors import ErrorCode, Invalid, Missing
 from polywire.http.exchange import PEER
 from polywire.http.guard import PRINCIPAL
@@ -146,6 +147,7 @@ class Endpoints:
             if path is not None and endpoint.method == method:
                 call = await self._call(request, path)
                 self.authorize(endpoint, call)
+                _check_names(endpoint, call)
                 return await endpoint.handler(call)
         raise Missing(
             ErrorCode.TOPIC_MISSING, f"no such endpoint method={request.method} path={raw.removeprefix(PREFIX)[:200]!r}"
@@ -200,6 +202,15 @@ class Endpoints:
             },
             "security": [{}, {"password": []}, {"token": []}],
         }
+
+
+def _check_names(endpoint: Endpoint, call: ApiCall) -> None:
+    """Raise Invalid(INVALID_REQUEST) for a parameter that the endpoint would ignore, for instance a misspelled one."""
+    fields, parameters = (endpoint.fields, {}) if endpoint.method != "GET" else ({}, endpoint.fields)
+    for kind, given, known in (("field", call.body, fields), ("parameter", call.query, parameters)):
+        for name in given:
+            if name not in known:
+                raise unknown(kind, name[:NAME_CHARS_SHOWN], known)
 
 
 def _operation(endpoint: Endpoint) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -71,8 +72,35 @@ def test_records_are_produced_and_read(site: Site) -> None:
     stored = post(site, "/topics/t/records", raw).json
     page = get(site, "/topics/t/partitions/1/records?tail=1").json
     assert page["records"][0]["value"] == {"base64": "/wA=", "bytes": 2, "cut": False}
-    assert post(site, "/topics/t/records", {"partition": 1}).status == 200
+    assert post(site, "/topics/t/records", {"partition": 1, "value": None}).status == 200
     assert get(site, "/topics/t/partitions/1/records?tail=1").json["records"][0]["value"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        ("/topics/t/records", {"key": "k", "valeu": "v"}, "did you mean 'value'?"),
+        ("/topics/t/records", {"key": "k"}, "value or value_base64 is required"),
+        ("/topics/t/records?partition=1", {"value": "v"}, "no such parameter"),
+        ("/topics/t/groups/g/reset", {"to": "earliest", "dryrun": True}, "did you mean 'dry_run'?"),
+        ("/topics/t/settings", {"retention_bites": 1}, "no such field"),
+        ("/sql", {"statement": "select 1", "row": 1}, "did you mean 'rows'?"),
+        ("/users/u", {"password": "p", "permission": []}, "did you mean 'permissions'?"),
+        ("/quotas", {"user": "u", "prodcue": 1}, "did you mean 'produce'?"),
+    ],
+)
+def test_a_misspelled_field_is_refused(site: Site, path: str, body: Mapping[str, Any], reason: str) -> None:
+    store(site, "t", [b"a"])
+    answer = post(site, path, body)
+    assert (answer.status, reason in answer.json["error"]["message"]) == (400, True), answer.json
+    assert site.broker.topic("t").partitions[0].log.next_offset == 1
+
+
+def test_a_misspelled_parameter_is_refused(site: Site) -> None:
+    store(site, "t", [b"a"])
+    for path in ("/topics/t/download?parition=0", "/topics/t/partitions/0/records?ofset=1", "/overview?x=1"):
+        answer = site.ask("GET", PREFIX + path)
+        assert (answer.status, answer.code) == (400, "invalid_request"), path
 
 
 def test_a_resent_record_is_stored_unchanged(site: Site) -> None:
@@ -269,6 +297,7 @@ def path_of(endpoint: Endpoint) -> str:
 OWN = [endpoint for endpoint in ENDPOINTS if endpoint.action.needs_no_permission]
 BODY = {
     "to": "earliest",
+    "value": "v",
     "password": "pass-word",
     "active": True,
     "partition": 0,
@@ -317,7 +346,8 @@ def test_every_endpoint_checks_its_permission(endpoint: Endpoint) -> None:
         site.make_user("made", "old")
         assert site.process.queries is not None
         site.process.queries.running.add("q")
-        given = {} if endpoint.path.endswith(("/redrive", "/settings", "/topics/{topic}")) else BODY
+        is_empty = endpoint.path.endswith(("/redrive", "/settings", "/topics/{topic}"))
+        given = {} if is_empty else {name: value for name, value in BODY.items() if name in endpoint.fields}
         body = json.dumps(given).encode() if endpoint.method != "GET" and endpoint.fields else b""
         for login, status in (({}, 401), (basic("nothing", "nothing"), 403)):
             assert site.ask(endpoint.method, path_of(endpoint), CHANGE | login, body).status == status

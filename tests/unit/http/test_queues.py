@@ -132,7 +132,7 @@ def test_settings_are_changed_one_by_one(filled: Site) -> None:
         ({DELIVERIES: [1]}, "must be a text, a number or null"),
         ({DEAD_LETTERS: "a b\x1b"}, "topic name"),
         ({AUTO_OFFSET_RESET: "yesterday"}, "earliest, latest or by_duration"),
-        ({"share.unknown": "1"}, "unknown setting"),
+        ({"share.unknown": "1"}, "no such field"),
     ],
 )
 def test_wrong_settings_are_rejected(filled: Site, body: Any, text: str) -> None:
