@@ -20,6 +20,7 @@ from polywire.errors import Unavailable
 from polywire.types import spell_address
 
 HTTP_PORT: Final = 9080
+HTTP_SCHEMES: Final = ("http://", "https://")
 HTTP_DEFAULT: Final = f"http://127.0.0.1:{HTTP_PORT}"
 TIMEOUT_S: Final = 30.0  # creating a link waits for its source
 
@@ -38,7 +39,8 @@ class GuessedUrl(str):
 
 def _http_url(_: type, tokens: Sequence[Token]) -> str:
     token = tokens[-1]
-    return GuessedUrl(default_http(token.value)) if token.keyword in CLIENT_ADDRESS else token.value
+    is_client_address = token.keyword in CLIENT_ADDRESS and not token.value.startswith(HTTP_SCHEMES)
+    return GuessedUrl(default_http(token.value)) if is_client_address else token.value
 
 
 CLIENT_ADDRESS: Final = ("--address", "-a")
@@ -48,7 +50,7 @@ HttpAddress = Annotated[
         name=("--http", *CLIENT_ADDRESS),
         env_var=HTTP_VARIABLE,
         converter=_http_url,
-        help=f"{HTTP_HELP} With --address polywire://host:port, port 9080 of that host is used.",
+        help=f"{HTTP_HELP} With --address polywire://host:port, port 9080 of that host is used; an http address is used as it is.",
     ),
 ]
 """The options of a command that uses only the admin API."""
