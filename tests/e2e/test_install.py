@@ -40,7 +40,7 @@ exec $real "$@" -O0
 STRICT: Final = [
     f"-Werror={name}" for name in ("incompatible-pointer-types", "int-conversion", "implicit-function-declaration")
 ]
-"""What GCC 14 and Clang 16 refuse, although older ones only warn."""
+"""GCC 14 and Clang 16 refuse these; older versions only warn."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * BUILD_SECONDS_MAX)]
 

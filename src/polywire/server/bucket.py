@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from polywire.cluster.opening import ShardConfig
     from polywire.server.bucket_watch import BucketWatch
     from polywire.store.identity import Identity
+    from polywire.store.objects import Objects
 
 
 OPENING: Final = "polywire-opening"  # name of the thread that recovers the log
@@ -115,12 +117,12 @@ def is_left_opening() -> bool:
 def _shard_config(config: ServeConfig, watch: BucketWatch) -> ShardConfig:
     """Check that this broker can lead the log, and return the configuration for it. Raises BrokerError if it cannot."""
     from polywire.cluster.opening import ShardConfig
-    from polywire.store.identity import make_identity
     from polywire.store.objects import shard_root
 
     watch.check()
     objects, candidate = watch.open(timeout_s=REQUEST_TIMEOUT_S), watch.candidate
-    identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=candidate.shards)
+    identity = watch.join(objects, partial(_make_identity, objects, candidate.shards))
+    assert identity is not None, "it was created if there was none"
     check_identity(identity, candidate.shards)
     return ShardConfig(
         objects=objects,
@@ -132,6 +134,12 @@ def _shard_config(config: ServeConfig, watch: BucketWatch) -> ShardConfig:
         root=BlobRoot(config.bucket, identity.mark, shard_root(candidate.shard)),
         shard=candidate.shard,
     )
+
+
+def _make_identity(objects: Objects, shards: int) -> Identity:
+    from polywire.store.identity import make_identity
+
+    return make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=shards)[0]
 
 
 def check_identity(identity: Identity, processes: int) -> None:
@@ -181,17 +189,18 @@ def check_machine(config: ServeConfig, shards: int) -> None:
 
 def _inspect(config: ServeConfig) -> _Answer:
     from polywire.cluster.bucket_probe import check
-    from polywire.store.identity import find_identity, make_identity, make_key
+    from polywire.store.identity import join_log, make_key
 
     objects = open_bucket(config.bucket, timeout_s=REQUEST_TIMEOUT_S)
-    identity, wanted = find_identity(objects), config.processes
+    identity, wanted = join_log(objects, config.data_dir), config.processes
     if max(wanted if identity is None else identity.shards, 1) == 1:
         if identity is not None:
             check_identity(identity, wanted or 1)
         return _Answer()  # a single process makes the other checks itself
     check(objects)
     if identity is None:
-        identity, _ = make_identity(objects, secrets.token_bytes, SystemClock().now_us(), shards=wanted)
+        identity = join_log(objects, config.data_dir, partial(_make_identity, objects, wanted))
+    assert identity is not None, "it was created if there was none"
     check_identity(identity, wanted or identity.shards)
     return _Answer(identity.shards, make_key(objects, secrets.token_bytes))
 

@@ -21,6 +21,7 @@ from polywire.http.process import BucketCharge, BucketNode, BucketRequests, Buck
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig, parse_prices
 from polywire.store.bucket import REQUEST_TIMEOUT_S
+from polywire.store.identity import join_log
 from polywire.store.metered import Charge, Meter, MeteredObjects, RequestCounts
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
@@ -28,6 +29,7 @@ from polywire.store.url import open_bucket
 if TYPE_CHECKING:
     from polywire.cluster.nodes import Node, NodeState
     from polywire.cluster.opening import ShardState
+    from polywire.store.identity import Identity
 
 
 class BucketWatch:
@@ -59,16 +61,34 @@ class BucketWatch:
         self._id = self._node = ""
         self._led = 0
         self._deposed = 0
-        self.is_checked = self.candidate.shards > 1
-        """Whether the bucket's conditional writes were tested. With several shards, the parent process does it."""
+        self._directory: Final = config.data_dir
+        self._is_tested = self.candidate.shards > 1  # with several shards, the parent process does it
+        self._is_joined = False
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the bucket's conditional writes were tested, and this broker has noted which log is there."""
+        return self._is_tested and self._is_joined
 
     def check(self) -> None:
-        """Test the bucket's conditional writes, unless that was done. Raises Invalid or Unavailable."""
+        """Test the bucket's conditional writes, unless that was done, and note which log it has.
+
+        Raises Invalid, Unavailable and OSError.
+        """
         from polywire.cluster.bucket_probe import check
 
-        if not self.is_checked:
-            check(self.open(timeout_s=REQUEST_TIMEOUT_S))
-            self.is_checked = True
+        objects = self.open(timeout_s=REQUEST_TIMEOUT_S)
+        if not self._is_tested:
+            check(objects)
+            self._is_tested = True
+        if not self._is_joined:
+            self.join(objects)
+
+    def join(self, objects: Objects, make: Callable[[], Identity] | None = None) -> Identity | None:
+        """Return the identity of the log in the bucket; see ``join_log``."""
+        identity = join_log(objects, self._directory, make)
+        self._is_joined = identity is not None
+        return identity
 
     def open(self, *, timeout_s: float) -> Objects:
         """Open the bucket. Requests to it are counted.

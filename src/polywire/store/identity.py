@@ -1,23 +1,28 @@
 """Identity of a bucket: a small object with the log's id, its format version and its number of shards.
 
 It is created once and its id never changes. Concurrent creators all get the same id. A bucket with an unknown version
-is refused.
+is refused. A broker notes the id in its data directory, and uses no other log there: otherwise it would begin an empty
+one if the bucket's directory is not mounted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from polywire.errors import ErrorCode, Invalid
+from polywire.errors import ErrorCode, Invalid, Unavailable
 from polywire.store.base import BlobExists, BlobMissing
+from polywire.store.files import NEW_MODE, exists, make_directories, read_file, replace_file
 from polywire.store.objects import ObjectChanged, Objects
+from polywire.store.system_files import SYSTEM_FILES
 from polywire.types import SHARDS_MAX
 
 NAME: Final = "cluster"
+NOTE: Final = "bucket-log"  # file in the data directory of a broker
 KEY_NAME: Final = "key"  # exists only if there are several shards; anyone who can read it can read the log
 VERSION: Final = 1
 ID_BYTES: Final = 16
@@ -94,6 +99,37 @@ def make_identity(
             continue
         return mine, True
     return found, False
+
+
+def join_log(objects: Objects, directory: Path, make: Callable[[], Identity] | None = None) -> Identity | None:
+    """Return the identity of the bucket, and note its id in the data directory of this broker.
+
+    Args:
+        objects: the bucket.
+        directory: the data directory.
+        make: creates an identity if there is none. It is called only if this broker has never used a log in a bucket.
+
+    Raises:
+        Unavailable: the bucket has lost the log that this broker has used, or has another one. Or the store failed.
+        Invalid: this version cannot read the identity.
+        OSError: the data directory cannot be read or written.
+    """
+    path = directory / NOTE
+    known = read_file(SYSTEM_FILES, path).decode("ascii", "replace").strip() if exists(SYSTEM_FILES, path) else ""
+    identity = find_identity(objects)
+    if known and (identity is None or identity.id != known):
+        raise Unavailable(
+            ErrorCode.STORAGE_FAILED,
+            "the bucket does not have the log that this broker has used (is it mounted? to use another log, set another"
+            f" --data-dir) expected={known} found={'none' if identity is None else identity.id}",
+        )
+    if identity is None and make is not None:
+        identity = make()
+    if identity is not None and not known:
+        make_directories(SYSTEM_FILES, directory)
+        temporary = path.with_name(f".{NOTE}")
+        replace_file(SYSTEM_FILES, path, [f"{identity.id}\n".encode()], temporary=temporary, mode=NEW_MODE)
+    return identity
 
 
 def make_key(objects: Objects, token: Callable[[int], bytes]) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_the_first_start_creates_a_shard_for_each_process(config: ServeConfig) -
     for processes in (1, 2, 4):
         with pytest.raises(Invalid, match="has 3 shards"):
             inspect_bucket(replace(config, processes=processes))
+
+
+def test_no_log_is_created_where_a_log_is_missing(config: ServeConfig, tmp_path: Path) -> None:
+    """As if the bucket's directory was not mounted after a restart of the machine."""
+    wanted = replace(config, processes=2)
+    inspect_bucket(wanted)
+    (tmp_path / "bucket").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable, match="does not have the log that this broker has used"):
+        inspect_bucket(wanted)
+    assert find_identity(bucket_of(config)) is None
+    other = replace(wanted, data_dir=tmp_path / "other")
+    inspect_bucket(other)
+    with pytest.raises(Unavailable, match="does not have the log"):
+        inspect_bucket(wanted)
+    shutil.rmtree(tmp_path / "bucket")
+    (tmp_path / "elsewhere").rename(tmp_path / "bucket")
+    assert inspect_bucket(wanted)[0] == 2
 
 
 @pytest.mark.parametrize("processes", [0, 1])
