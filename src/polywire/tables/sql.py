@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from polywire.choices import missing
+from polywire.choices import listed, missing
 from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import BrokerError, Denied, ErrorCode, Invalid, Missing
 from polywire.extras import required
@@ -166,6 +166,9 @@ class Topics:
         self._failures: Final[list[BrokerError | KeyboardInterrupt]] = []
         self._snapshots: Final[list[Snapshot]] = []
         self._limits: EngineLimits | None = None
+        # each stream is a schema; DuckDB's own default, main, can be the name of another stream
+        engine.execute(f"CREATE SCHEMA {_quoted(DEFAULT_STREAM)}")
+        engine.execute(f"SET schema = {_literal(DEFAULT_STREAM)}")
         engine.execute("SET TimeZone = 'UTC'")
         engine.execute("SET python_enable_replacements = false")  # variables of this module are no tables
 
@@ -177,13 +180,17 @@ class Topics:
             self._engine.unregister(name)
 
     def define(self, statement: str) -> None:
-        """Create a view for each topic whose name occurs in a statement. Raises Invalid if there are too many."""
+        """Create a view for each topic whose name occurs in a statement.
+
+        Raises Invalid if there are too many, or if names differ only in case.
+        """
         self._known = [topic.name for topic in self._broker.topics()]
         names = _mentioned(statement, self._known)
         if len(names) > TOPICS_MAX:
             raise Invalid(
                 ErrorCode.INVALID_REQUEST, f"too many topics in one statement topics={len(names)} limit={TOPICS_MAX}"
             )
+        _check_case(names)
         for name in names:
             try:
                 if self._is_isolated:
@@ -349,6 +356,18 @@ def _mentioned(statement: str, topics: Iterable[str]) -> list[str]:
         if topic in words or (parts.stream in words and parts.topic in words):
             found.append(topic)
     return found
+
+
+def _check_case(topics: Iterable[str]) -> None:
+    """Raise Invalid if the names of two topics differ only in case, because DuckDB ignores it."""
+    seen: dict[str, str] = {}
+    for topic in topics:
+        other = seen.setdefault(topic.casefold(), topic)
+        if other != topic:
+            raise Invalid(
+                ErrorCode.INVALID_REQUEST,
+                f"one statement cannot use topics whose names differ only in case topics={listed((other, topic))}",
+            )
 
 
 def _quoted(name: str) -> str:

@@ -74,6 +74,30 @@ def test_names_of_topics(connection: BulkConnection) -> None:
     assert query(connection, "describe orders").num_rows == 7
 
 
+def test_topics_of_a_stream_that_is_named_like_a_schema_of_duckdb(connection: BulkConnection) -> None:
+    for number, topic in enumerate(("main.ev", "ev", "main.only", "temp.ev"), 1):
+        connection.create_topic(topic, 1)
+        produce(connection, topic, 0, [Record(b"v")] * number)
+    assert one(connection, "select count(*) from main.ev") == 1
+    assert one(connection, "select count(*) from ev") == 2
+    assert one(connection, 'select count(*) from "default".ev') == 2
+    assert one(connection, 'select count(*) from main.only, "main.ev", ev') == 6
+    assert one(connection, 'select count(*) from "temp.ev"') == 4
+    with pytest.raises(Missing):
+        query(connection, "select count(*) from main.orders")
+
+
+def test_topics_whose_names_differ_only_in_case(connection: BulkConnection) -> None:
+    for number, topic in enumerate(("Sales", "sales", "Shop.a", "shop.A"), 1):
+        connection.create_topic(topic, 1)
+        produce(connection, topic, 0, [Record(b"v")] * number)
+    assert [one(connection, f"select count(*) from {name}") for name in ("Sales", "sales", "Shop.a")] == [1, 2, 3]
+    with pytest.raises(Invalid, match="differ only in case topics=Sales,sales"):
+        query(connection, 'select (select count(*) from "Sales"), (select count(*) from sales)')
+    with pytest.raises(Invalid, match="differ only in case"):
+        query(connection, "from Shop.a, shop.A")
+
+
 def test_wrong_statements_are_reported(connection: BulkConnection) -> None:
     with pytest.raises(Missing, match="did you mean 'orders'"):
         query(connection, "from order_s")
