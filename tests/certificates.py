@@ -11,6 +11,7 @@ from typing import Final
 AUTHORITY: Final = "authority"
 HERE: Final = "IP:127.0.0.1,DNS:localhost"
 DAYS: Final = 2
+EXPIRED: Final = ("-not_before", "20200101000000Z", "-not_after", "20200102000000Z")
 
 
 class Certificates:
@@ -43,7 +44,10 @@ class Certificates:
         self._openssl("req", "-nodes", *self._key(name, request), "-subj", f"/CN={name}")
         signed = ("-CA", self.path(authority), "-CAkey", self.path(authority, "key"), "-CAcreateserial")
         files = ("-in", str(request), "-out", self.path(name), "-extfile", str(extensions))
-        self._openssl("x509", "-req", *files, *signed, "-days", str(days))
+        try:
+            self._openssl("x509", "-req", *files, *signed, "-days", str(days))
+        except subprocess.CalledProcessError:  # since version 3.4, days must not be negative
+            self._openssl("x509", "-req", *files, *signed, *EXPIRED)
 
     def context(self, own: str | None = None) -> ssl.SSLContext:
         """Return a client's context: the trusted authority and its own certificate."""

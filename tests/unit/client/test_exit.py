@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -26,10 +27,13 @@ TIMEOUT_S = 60.0
 COUNT = 100
 
 
+QUIET: Final = ("-W", "ignore:.*multi-threaded, use of fork:DeprecationWarning")  # since Python 3.12
+
+
 def start(served: Served, program: str) -> subprocess.Popen[str]:
     text = BEGINNING + textwrap.dedent(program)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", text, served.address], text=True, **pipes)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([sys.executable, *QUIET, "-c", text, served.address], text=True, **pipes)  # type: ignore[call-overload, no-any-return]
 
 
 def stored(served: Served) -> int:
