@@ -122,10 +122,11 @@ def completing(future: asyncio.Future[Any]) -> Completion[Any]:
 def check_origin(method: str, headers: Headers, *, names: Collection[str] | None) -> None:
     """Raise Denied(DENIED) for a request that a page of another site may have caused.
 
-    ``names`` are the allowed host names; None allows all.
+    ``names`` are the allowed host names; None allows all. Requests of HTTP/1.0 may have no host, as those of load
+    balancers, but browsers always send one.
     """
-    host = headers.get("host", "")
-    if names is not None and not _is_known(host, names):
+    host = headers.get("host")
+    if names is not None and host is not None and not _is_known(host, names):
         raise Denied(ErrorCode.DENIED, f"the host name is not allowed (add it to --http-names) host={host!r}")
     site = headers.get("sec-fetch-site")
     is_reading = method in READING

@@ -24,6 +24,7 @@ WIRE: Final = "http"
 HEAD_BYTES_MAX: Final = 16 * 1024  # request line and headers
 BODY_BYTES_MAX: Final = 2 * 1024 * 1024  # body of a request
 HEADERS_MAX: Final = 100  # headers of a request
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _END: Final = b"\r\n\r\n"
 _DIGITS_MAX: Final = 15  # digits of a Content-Length
 CONSOLE: Final = "console"  # dialect of the connections of browsers
@@ -55,7 +56,7 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
     lines = beginning[:end].split(b"\r\n")
     if len(lines) > HEADERS_MAX + 1:
         return Refusal.HEAD_TOO_LARGE
-    length = 0
+    length = -1
     for line in lines[1:]:
         if line[:1] in (b" ", b"\t"):  # a folded header, from which other software might read another length
             return Refusal.MALFORMED
@@ -65,12 +66,19 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
                 return Refusal.LENGTH_REQUIRED
             case b"content-length":
                 digits = value.strip()
-                if not digits.isdigit() or len(digits) > _DIGITS_MAX:
+                # a second length: a proxy might read the other one
+                if length >= 0 or not digits.isdigit() or len(digits) > _DIGITS_MAX:
                     return Refusal.MALFORMED
                 length = int(digits)
     if length > body_bytes_max:
         return Refusal.BODY_TOO_LARGE
-    return end + len(_END) + length
+    return end + len(_END) + max(length, 0)
+
+
+def expects_continue(request: memoryview) -> bool:
+    """Return whether the client sends the body only after a response (RFC 9110, 10.1.1), as curl does."""
+    head = bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
+    return b"\r\nexpect: 100-continue" in head
 
 
 def is_of_console(request: memoryview) -> bool:
@@ -136,6 +144,8 @@ class HttpSession:
         if isinstance(size, Refusal):
             self._output.write(size.answer)
             raise PeerError(f"HTTP request rejected status={size.value!r}", fatal=True)
+        if size > len(data) and not self._wanted and expects_continue(data):
+            self._output.write(CONTINUE)
         self._wanted = size
         if not 0 < size <= len(data):
             return 0

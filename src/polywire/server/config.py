@@ -363,8 +363,11 @@ class ServeConfig:
 
     @property
     def tables_at(self) -> str:
-        """The URL below which tables are written."""
+        """The URL below which tables are written. Raises Invalid(INVALID_REQUEST) if it is not a bucket's."""
         if self.tables_url:
+            from polywire.store.url import check_bucket_url
+
+            check_bucket_url(self.tables_url)
             return self.tables_url.rstrip("/")
         return f"{self.bucket.rstrip('/') or self.data_dir.absolute().as_uri()}/{TABLES}"
 

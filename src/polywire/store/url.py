@@ -21,6 +21,22 @@ ENDPOINT: Final = "endpoint"
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 
 
+def check_bucket_url(url: str) -> None:
+    """Raise Invalid(INVALID_REQUEST) if ``open_bucket`` would refuse the URL."""
+    parts = urlsplit(url)
+    if parts.username or parts.password or parts.query:
+        message = "bucket URL contains credentials or options: set them in the environment"
+    elif parts.scheme == FILE:
+        if not parts.netloc and Path(unquote(parts.path)).is_absolute():
+            return
+        message = f"invalid directory URL (use file:///absolute/path) url={url!r}"
+    elif parts.scheme not in SCHEMES or not parts.netloc:
+        message = f"invalid bucket URL (use s3://, gs:// or az:// with a bucket name, or file:///) url={url!r}"
+    else:
+        return
+    raise Invalid(ErrorCode.INVALID_REQUEST, message)
+
+
 def open_bucket(
     url: str, *, timeout_s: float = REQUEST_TIMEOUT_S, options: Mapping[str, str] | None = None, make: bool = True
 ) -> Objects:
@@ -36,24 +52,13 @@ def open_bucket(
         Invalid: the URL is wrong.
         OSError: the directory cannot be created.
     """
+    check_bucket_url(url)
     parts = urlsplit(url)
-    if parts.username or parts.password or parts.query:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST,
-            "bucket URL contains credentials or options: set them in the environment",
-        )
     if parts.scheme == FILE:
         root = Path(unquote(parts.path))
-        if parts.netloc or not root.is_absolute():
-            raise Invalid(ErrorCode.INVALID_REQUEST, f"invalid directory URL (use file:///absolute/path) url={url!r}")
         if make:
             make_directories(SYSTEM_FILES, root)
         return FileObjects(root)
-    if parts.scheme not in SCHEMES or not parts.netloc:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST,
-            f"invalid bucket URL (use s3://, gs:// or az:// with a bucket name, or file:///) url={url!r}",
-        )
     settings = dict(options or {})
     endpoints = [settings[ENDPOINT]] if ENDPOINT in settings else [os.environ.get(name, "") for name in ENDPOINTS]
     plain = any(endpoint.startswith("http://") for endpoint in endpoints)

@@ -37,6 +37,12 @@ def test_addresses_and_allowed_names_are_accepted(host: str) -> None:
     site.close()
 
 
+def test_a_load_balancer_may_send_no_host(site: Site) -> None:
+    assert site.exchange(b"GET /livez HTTP/1.0\r\n\r\n").status == 200
+    assert site.exchange(b"GET /livez HTTP/1.0\r\nOrigin: http://evil.example\r\n\r\n").status == 403
+    assert site.exchange(b"GET /livez HTTP/1.1\r\n\r\n").status == 400, "version 1.1 requires it"
+
+
 @pytest.mark.parametrize(
     "host",
     [

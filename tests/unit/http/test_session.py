@@ -10,7 +10,7 @@ import pytest
 from polywire.errors import PeerError
 from polywire.http import session
 from polywire.http.exchange import AsgiExchange, Receive, Scope, Send
-from polywire.http.session import HttpSession
+from polywire.http.session import CONTINUE, HttpSession
 from polywire.protocols.runtime.session import Output
 from tests.unit.http.site import Peer, request
 
@@ -97,8 +97,18 @@ def test_a_request_may_arrive_in_any_pieces(talk: Conversation) -> None:
     assert talk.receive(whole) == len(whole)
 
 
+TWO_LENGTHS = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: %d\r\n\r\nxy"
+
+
 @pytest.mark.parametrize(
-    "data", [b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", b"x" * 20_000, b"\x16\x03\x01" * 9_000]
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"x" * 20_000,
+        b"\x16\x03\x01" * 9_000,
+        TWO_LENGTHS % 1,
+        TWO_LENGTHS % 2,
+    ],
 )
 def test_a_request_without_a_length_is_rejected_and_closed(talk: Conversation, data: bytes) -> None:
     with pytest.raises(PeerError) as refused:
@@ -107,12 +117,24 @@ def test_a_request_without_a_length_is_rejected_and_closed(talk: Conversation, d
     assert talk.peer.sent.startswith(b"HTTP/1.1 4")
 
 
+def test_a_client_that_waits_for_permission_to_send_the_body_gets_it_once(talk: Conversation) -> None:
+    whole = request("POST", "/a", {"Expect": "100-continue"}, body=b"xyz")
+    for end in range(len(whole)):
+        assert talk.receive(whole[:end]) == 0
+    assert talk.peer.sent == CONTINUE
+    assert talk.receive(whole) == len(whole)
+    talk.run()
+    assert talk.peer.sent.startswith(CONTINUE + b"HTTP/1.1 200")
+    talk.receive(whole)
+    talk.run()
+    assert talk.peer.sent.count(CONTINUE) == 1, "the body was there"
+
+
 @pytest.mark.parametrize(
     "data",
     [
         b"GARBAGE\r\n\r\n",
         b"GET / HTTP/1.1\r\n\r\n",  # without a host
-        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxy",
     ],
 )
 def test_malformed_http_is_rejected_and_closed(talk: Conversation, data: bytes) -> None:

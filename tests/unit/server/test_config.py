@@ -144,6 +144,9 @@ def test_tables_are_in_the_bucket_or_the_data_directory() -> None:
     assert ServeConfig(data_dir=Path("/data/a b")).tables_at == "file:///data/a%20b/tables"
     assert ServeConfig(bucket="s3://bucket/log/").tables_at == "s3://bucket/log/tables"
     assert ServeConfig(bucket="s3://bucket/log", tables_url="file:///tables/").tables_at == "file:///tables"
+    for url in ("nosuch://x", "tables", "file://host/tables", "s3://key:secret@bucket"):
+        with pytest.raises(Invalid):
+            ServeConfig(tables_url=url).broker_settings()
 
 
 def test_insecure_allows_all_addresses() -> None:
