@@ -192,9 +192,10 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
         own = replace(sizes, durability=settings.durability, staged_bytes_max=settings.staged_bytes_max)
         settings = settings.within(own.batch_bytes_max)
 
-        def recover(state: Replay) -> Log:
+        def recover(state: State) -> Log:
             worker = make_worker or ThreadWorker
             log = open_log(data_dir, settings=own, loop=loop, clock=clock, replay=state, make_worker=worker)
+            log.name_partitions(state.catalog.partition_name)
             if on_failure is not None:
                 log.on_failure(on_failure)
             return log
@@ -211,7 +212,7 @@ class Broker(StagingVerbs, ProducerVerbs, TopicVerbs, GroupTopics, RemovalVerbs,
     @classmethod
     def over(
         cls,
-        open_log: Callable[[Replay], Log],
+        open_log: Callable[[State], Log],
         *,
         settings: BrokerSettings,
         loop: Loop,

@@ -262,6 +262,11 @@ class Catalog:
     def find_partition(self, incarnation: int) -> Partition | None:
         return self._partitions.get(incarnation)
 
+    def partition_name(self, incarnation: int) -> tuple[str, int] | None:
+        """Return full name of the topic and number of a partition; None if it does not exist."""
+        found = self._partitions.get(incarnation)
+        return None if found is None else (found.topic.name.full, found.number)
+
     def topics(self, *, internal: bool) -> list[Topic]:
         """Return the topics, sorted by full name. ``internal``: include the broker's own topics."""
         version, listed = self._listed

@@ -234,5 +234,5 @@ def partition_name(state: Replay, incarnation: int) -> tuple[str, int]:
 
     If the topic does not exist any more, return "(deleted)" and the incarnation.
     """
-    found = state.catalog.find_partition(incarnation) if isinstance(state, State) else None
-    return ("(deleted)", incarnation) if found is None else (found.topic.name.full, found.number)
+    found = state.catalog.partition_name(incarnation) if isinstance(state, State) else None
+    return found or ("(deleted)", incarnation)

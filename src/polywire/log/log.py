@@ -158,6 +158,10 @@ class FileLog:
         """
         self._on_failure.append(callback)
 
+    def name_partitions(self, name_of: Callable[[int], tuple[str, int] | None]) -> None:
+        """Use these names of partitions in log lines and errors about damaged records; see ``DamageNotes``."""
+        self._state.segments.notes.name_of = name_of
+
     # Partitions
 
     def partition(self, incarnation: int) -> FilePartition:

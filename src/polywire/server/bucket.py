@@ -82,6 +82,7 @@ async def open_in_bucket(
         raise
     log = opening.begin()
     log.on_failure(on_failure)
+    log.name_partitions(state.catalog.partition_name)
     watch.leads(bucket_id=shard_config.root.mark.hex(), node=shard_config.node, shard=opening.state)
     delays = config.data_dir / delay_index.FILE
     delay_index.delete(delays)  # another machine may have led the log since it was written

@@ -217,9 +217,8 @@ class Reader:
         if batch.location >= 0 and not check_body(joined, 0):
             header, segment = read_header(joined), self.segment(batch.location)
             stop = batch.position + batch.length
-            damage = Damage(
-                segment.name, batch.incarnation, batch.position, stop, header.base_offset, header.next_offset
-            )
+            name, offsets = segment.notes.name_of(batch.incarnation), (header.base_offset, header.next_offset)
+            damage = Damage(segment.name, batch.incarnation, batch.position, stop, *offsets, name)
             segment.notes.note(damage)
             raise damage.error()
         return joined

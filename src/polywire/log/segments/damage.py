@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Final, NamedTuple
 
@@ -40,7 +40,12 @@ BEGINNING: Final[PiecePosition] = (0, 0)
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition."""
+    """Damaged bytes [position, stop) of a segment, which contained records [first_offset, next_offset) of a partition.
+
+    Attributes:
+        partition: its incarnation, which users do not know.
+        name: its topic and number, if they are known.
+    """
 
     segment: str
     partition: int
@@ -48,13 +53,15 @@ class Damage(msgspec.Struct, frozen=True):
     stop: int
     first_offset: int
     next_offset: int
+    name: tuple[str, int] | None = None
 
     def error(self) -> Corrupt:
         """Return the error to raise if these records are read."""
+        where = "" if self.name is None else f"topic={self.name[0]!r} partition={self.name[1]} "
         return Corrupt(
             ErrorCode.CORRUPT,
-            f"stored records are damaged partition={self.partition} first_offset={self.first_offset}"
-            f" next_offset={self.next_offset} segment={self.segment!r} position={self.position}",
+            f"stored records are damaged {where}first_offset={self.first_offset} next_offset={self.next_offset}"
+            f" segment={self.segment!r} position={self.position}",
         )
 
 
@@ -68,11 +75,16 @@ class Piece(NamedTuple):
 
 
 class DamageNotes:
-    """Logs damage of segments, each damage once. Thread-safe."""
+    """Logs damage of segments, each damage once. Thread-safe.
 
-    __slots__ = ("_lock", "_noted")
+    Attributes:
+        name_of: returns topic and number of a partition; None if it does not exist any more. Called in any thread.
+    """
+
+    __slots__ = ("_lock", "_noted", "name_of")
 
     def __init__(self) -> None:
+        self.name_of: Callable[[int], tuple[str, int] | None] = _unnamed
         self._noted: dict[tuple[str, int], Damage] = {}
         self._lock = Lock()
 
@@ -90,15 +102,22 @@ class DamageNotes:
             if len(self._noted) >= DAMAGES_NOTED_MAX:
                 self._noted.clear()
             self._noted[key] = damage
+        topic, partition = damage.name or (None, None)
         logger.error(
             "stored records are damaged: reading them fails; the records around them remain readable",
-            partition=damage.partition,
+            topic=topic,
+            partition=partition,
             first_offset=damage.first_offset,
             next_offset=damage.next_offset,
             segment=damage.segment,
             position=damage.position,
             size=damage.stop - damage.position,
         )
+
+
+
+def _unnamed(_: int) -> None:
+    return None
 
 
 class VerifiedRanges:
@@ -136,11 +155,14 @@ class VerifiedRanges:
         return any(begun <= start and stop <= ended and found > oldest for begun, ended, found in self._ranges)
 
 
-def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int) -> list[Piece]:
+def split_sound(
+    data: memoryview, marks: Sequence[Mark], *, segment: str, partition: int, name: tuple[str, int] | None = None
+) -> list[Piece]:
     """Split bytes of a partition's batches in a segment into intact pieces and damaged ones.
 
     Args:
         marks: in order, the start of ``data``, the known starts of batches in it, and its end.
+        name: topic and number of the partition, for errors.
     """
     (start, offset), end = marks[0], marks[-1][1]
     pieces: list[Piece] = []
@@ -154,7 +176,7 @@ def split_sound(data: memoryview, marks: Sequence[Mark], *, segment: str, partit
             pieces.append(Piece(sound, offset, None))
         if bad >= 0:
             stop, next_offset = _next_batch(data, at, start, offset, marks, partition)
-            found = Damage(segment, partition, start + at, start + stop, offset, next_offset)
+            found = Damage(segment, partition, start + at, start + stop, offset, next_offset, name)
             pieces.append(Piece(data[:0], next_offset, found))
             at, offset = stop, next_offset
     return pieces

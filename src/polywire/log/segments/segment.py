@@ -328,7 +328,8 @@ class Segment:
     def _damaged(self, data: memoryview, partition: int, start: int, stop: int) -> list[Piece]:
         run = self.run(partition)
         marks = self._marks(run, start, stop)
-        pieces = split_sound(data, marks, segment=self.name, partition=partition)
+        name = self.notes.name_of(partition)
+        pieces = split_sound(data, marks, segment=self.name, partition=partition, name=name)
         if stop == marks[-1][0] and pieces[-1].damage is None:
             pieces[-1] = pieces[-1]._replace(end=run.next_offset)  # the run continues after these strides
         for piece in pieces:
