@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from polywire.client.arrow import ROWS_MAX, chunk_to_arrow
 from polywire.client.bulk import PartitionRange, StoredChunk
+from polywire.errors import Corrupt, ErrorCode
 from polywire.store.objects import Objects
 from polywire.table_columns import ERROR_COLUMN, ColumnPlan, TypedColumn, plan_columns
 from polywire.tables import deletion_vectors
@@ -314,6 +315,13 @@ class TopicTable:
     def _read(self, partition: PartitionRange, rows: _Rows, progress: Progress) -> None:
         key = PartitionKey(partition.topic_id, partition.partition, partition.incarnation)
         known = self.state.offsets.get(key, 0)
+        if known > partition.next_offset:
+            raise Corrupt(
+                ErrorCode.CORRUPT,
+                "table has records that the log does not have (was the log restored from a backup? delete the directory of"
+                f" the table, and it is written again) partition={partition.partition} table_offset={known}"
+                f" log_offset={partition.next_offset}",
+            )
         start = max(known, partition.first_offset)
         if start >= partition.next_offset:
             return

@@ -54,6 +54,16 @@ def test_another_writer_continues(topic: FakeTopic, objects: MemoryObjects) -> N
     check(topic, objects)
 
 
+def test_a_table_with_records_that_a_restored_log_does_not_have_is_reported(
+    topic: FakeTopic, objects: MemoryObjects
+) -> None:
+    topic.produce(0, b"a", b"b", b"c")
+    append_all(table_of(topic, objects))
+    del topic.values[0][1:], topic.keys[0][1:]
+    with pytest.raises(Corrupt, match="partition=0 table_offset=3 log_offset=1"):
+        table_of(topic, objects).append()
+
+
 def test_an_empty_topic_has_an_empty_table(topic: FakeTopic, objects: MemoryObjects, tmp_path: Path) -> None:
     append_all(table_of(topic, objects))
     assert check(topic, objects).version == 0
