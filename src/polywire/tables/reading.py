@@ -191,8 +191,10 @@ def _load(topic: str, url: str) -> TableState:
 def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[PartitionRange]) -> Snapshot:
     if state.version == NEW:
         _check_reachable(detail, partitions)
-    if state.topic_id != detail.id:  # the table has the rows of a deleted topic with the same name
+    is_latest = state.is_latest
+    if state.topic_id != detail.id:  # there is no table yet, or one of a deleted topic with the same name
         state = TableState(version=state.version)
+        is_latest = bool(detail.table) and bool(detail.settings.get("compaction"))
     plan = plan_columns(state.columns, str(detail.settings.get("table_columns") or "") if detail.table else "")
     ranges = []
     for found in partitions:
@@ -204,7 +206,7 @@ def _joined(detail: TopicDetail, state: TableState, partitions: Sequence[Partiti
         url=detail.table,
         version=state.version,
         files=tuple(state.files.values()),
-        is_latest=state.is_latest,
+        is_latest=is_latest,
         row_count=state.row_count,
         ranges=tuple(ranges),
         columns=plan.columns,

@@ -262,15 +262,15 @@ def set_keys(connection: BulkConnection, chance: random.Random, count: int) -> N
 
 
 @pytest.mark.parametrize("columns", ["", "infer"])
-@pytest.mark.parametrize(("in_table", "in_tail"), [(0, 0), (30, 0), (30, 30), (30, 1)])
+@pytest.mark.parametrize(("in_table", "in_tail"), [(None, 30), (0, 0), (30, 0), (30, 30), (30, 1)])
 def test_table_and_tail_together_have_the_latest_records(
-    tabled: Served, in_table: int, in_tail: int, columns: str, monkeypatch: pytest.MonkeyPatch
+    tabled: Served, in_table: int | None, in_tail: int, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, chance = tabled.address, random.Random(in_tail)
     with closing(connect(address)) as connection:
         connection.create_topic("states", 3, {"table": "delta", "compaction": 1, "table_columns": columns})
-        for _ in range(3):
-            set_keys(connection, chance, in_table)
+        for _ in range(0 if in_table is None else 3):  # None: before the first commit
+            set_keys(connection, chance, in_table or 0)
             write_table(connection, "states")
         set_keys(connection, chance, in_tail)
     expected = latest_of(rows_of_log(address, "states"))
