@@ -45,7 +45,7 @@ from polywire.broker.topics import Catalog
 from polywire.broker.transactions import Transactions
 from polywire.clock import Clock, ElapsedClock
 from polywire.errors import BrokerError
-from polywire.log.base import Log, Loop, Replay
+from polywire.log.base import Log, Loop
 from polywire.log.worker import LoopWorker, MakeWorker, ThreadWorker
 from polywire.records.columns import HEADER_BYTES
 from polywire.types import Level

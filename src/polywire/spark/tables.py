@@ -207,7 +207,10 @@ def _begin(spark: SparkSession, found: Snapshot, place: str) -> tuple[Snapshot, 
         )
     begun = TableState()
     begun.apply(stored["files"])
-    return replace(found, url=stored["url"], files=tuple(begun.files.values()), ranges=()), stored["offsets"]
+    offsets = (
+        dict.fromkeys(incarnations, source_options.EARLIEST_OFFSET) | stored["offsets"]
+    )  # partitions may have been added
+    return replace(found, url=stored["url"], files=tuple(begun.files.values()), ranges=()), offsets
 
 
 def _stored(spark: SparkSession, place: str) -> dict[str, Any] | None:

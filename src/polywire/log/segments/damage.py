@@ -115,7 +115,6 @@ class DamageNotes:
         )
 
 
-
 def _unnamed(_: int) -> None:
     return None
 
