@@ -40,8 +40,8 @@ SECONDS ?= 60
 COUNT ?= 30
 LEDGER ?=
 SEED_OF_HISTORIES = $(or $(SEED),1)
-# One more than the cores of a small machine, because tests often wait.
-WORKERS ?= 3
+# Twice the cores of a small machine, because tests often wait.
+WORKERS ?= 4
 # The tests of a module run in one worker. tests/conftest.py starts the longest modules first.
 SPREAD := --dist loadscope --no-loadscope-reorder
 PYTEST_ARGS ?=

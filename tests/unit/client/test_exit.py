@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 COUNT = 100
 
 
-QUIET: Final = ("-W", "ignore:.*multi-threaded, use of fork:DeprecationWarning")  # since Python 3.12
+QUIET: Final = ("-W", "ignore::DeprecationWarning")  # Python 3.12 and newer warn of forks of processes with threads
 
 
 def start(served: Served, program: str) -> subprocess.Popen[str]:
