@@ -553,23 +553,31 @@ class Server:
         return self._exit_code
 
     async def _sweep(self, hub: Hub, broker: Broker, collector: Collector) -> None:
+        if self.registration is not None:
+            self.registration.update(_registered(broker))
         while True:
-            if self.registration is not None:
-                self.registration.update(_registered(broker))
             await asyncio.sleep(SWEEP_S)
-            if self.others is not None and not self.others.is_alive:
-                self.storage_failed(
-                    NotOwner(ErrorCode.NOT_OWNER, "this broker was suspended for so long that another one may lead")
-                )
-            hub.sweep()
-            if self.tables is not None:
-                self.tables.sweep()
-            if self.history is not None:
-                await self.history.sweep()
-            collector.sweep(alone=not hub.connections)
-            self._audit.sweep()
-            if self._lines is not None:
-                self._lines.sweep()
+            try:
+                await self._sweep_once(hub, broker, collector)
+            except Exception as error:  # otherwise timeouts of all connections would end with it, silently
+                log.error("regular work failed, and is tried again", retry_s=SWEEP_S, exc_info=error)
+
+    async def _sweep_once(self, hub: Hub, broker: Broker, collector: Collector) -> None:
+        if self.others is not None and not self.others.is_alive:
+            self.storage_failed(
+                NotOwner(ErrorCode.NOT_OWNER, "this broker was suspended for so long that another one may lead")
+            )
+        hub.sweep()
+        collector.sweep(alone=not hub.connections)
+        self._audit.sweep()
+        if self._lines is not None:
+            self._lines.sweep()
+        if self.registration is not None:
+            self.registration.update(_registered(broker))
+        if self.tables is not None:
+            self.tables.sweep()
+        if self.history is not None:
+            await self.history.sweep()
 
 
 def _registration(config: ServeConfig, listeners: Sequence[Listener], broker_id: int) -> Registration | None:

@@ -56,6 +56,30 @@ def test_an_early_sighup_does_not_end_the_process(monkeypatch: pytest.MonkeyPatc
     assert heeded == [signal.SIG_IGN]
 
 
+def test_regular_work_continues_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, sweeps = Opened(), list[AuditLog]()
+
+    def sweep(audit: AuditLog, *, stopping: bool = False) -> None:
+        sweeps.append(audit)
+        if len(sweeps) == 1:
+            raise OSError("unforeseen")
+
+    monkeypatch.setattr(Broker, "open", opened.open)
+    monkeypatch.setattr(lifecycle, "SWEEP_S", 0.001)
+    monkeypatch.setattr(AuditLog, "sweep", sweep)
+
+    async def life() -> int:
+        serving = asyncio.create_task(lifecycle.serve(SILENT))
+        while len(sweeps) < 3 and not serving.done():  # noqa: ASYNC110 - a sweep sends no event
+            await asyncio.sleep(0.001)
+        opened.failed(Unavailable(ErrorCode.STORAGE_FAILED, "the disk is gone"))
+        return await serving
+
+    with capture_logs() as lines:
+        assert asyncio.run(asyncio.wait_for(life(), 60)) == lifecycle.EXIT_STORAGE
+    assert [line["event"] for line in lines].count("regular work failed, and is tried again") == 1
+
+
 def test_failed_storage_has_its_own_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = Opened()
     monkeypatch.setattr(Broker, "open", opened.open)
