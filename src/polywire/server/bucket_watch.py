@@ -21,7 +21,7 @@ from polywire.http.process import BucketCharge, BucketNode, BucketRequests, Buck
 from polywire.names import is_simple
 from polywire.server.config import ServeConfig, parse_prices
 from polywire.store.bucket import REQUEST_TIMEOUT_S
-from polywire.store.identity import join_log
+from polywire.store.identity import find_identity, join_log
 from polywire.store.metered import Charge, Meter, MeteredObjects, RequestCounts
 from polywire.store.objects import FIRST, Objects
 from polywire.store.url import open_bucket
@@ -100,6 +100,11 @@ class BucketWatch:
     def leads(self, *, bucket_id: str, node: str, shard: Callable[[], ShardState]) -> None:
         self._id, self._node, self._shard = bucket_id, node, shard
         self._led += 1
+
+    def has_log(self, objects: Objects) -> bool:
+        """Return whether the bucket has the log that this process leads. Raises Unavailable, and Invalid."""
+        identity = find_identity(objects)
+        return identity is not None and identity.id == self._id
 
     def deposed(self) -> None:
         if self._shard is not None:

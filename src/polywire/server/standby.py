@@ -188,7 +188,9 @@ class Presence:
         self._timeout_s = config.node_timeout_s
         self._interval_s = interval_s(self._timeout_s)
         # short timeout: a request that hangs is repeated
-        self._nodes = Nodes(watch.open(timeout_s=self._interval_s), watch.candidate)
+        self._objects = watch.open(timeout_s=self._interval_s)
+        self._nodes = Nodes(self._objects, watch.candidate)
+        self._has_log = watch.has_log
         self._config = config
         self._name = watch.candidate.name
         self._id = watch.process_id
@@ -253,8 +255,8 @@ class Presence:
     def _check_leadership(self) -> None:
         """Do the regular checks of a leader.
 
-        Step down if there is a later leader, remove objects of dead brokers, and hand the shard over if rebalancing
-        requires it.
+        Step down if there is a later leader or the bucket has another log, remove objects of dead brokers, and hand the
+        shard over if rebalancing requires it.
         """
         start = self._state[1]
         if start <= 0:
@@ -267,6 +269,9 @@ class Presence:
             self._seen(seen)
             if any(node.start > start for node in nodes):
                 self._deposed("another broker leads with a higher start number")
+                return
+            if not self._has_log(self._objects):
+                self._deposed("the bucket has lost the log that this broker leads, or has another one")
                 return
             gone = self._watch.forgotten(nodes)
             for node in nodes:
@@ -605,7 +610,8 @@ async def serve_in_turn(
         if standby.is_stopping:
             return lifecycle.EXIT_OK
         signals.keep()
-        log.info("becoming a standby", reason=error.message)
+        report = log.info if error.__cause__ is None else log.warning  # the cause is an error of the bucket
+        report("becoming a standby", reason=error.message)
         return lifecycle.EXIT_DEPOSED
     except asyncio.CancelledError:
         if not standby.is_stopping:

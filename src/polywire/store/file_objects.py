@@ -6,7 +6,7 @@ locked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -46,7 +46,7 @@ class FileObjects:
     def create(self, name: str, parts: Sequence[Buffer]) -> None:
         files, path = self._files, self._path(name)
         temporary = self._temporary(path)
-        with _errors("create", path):
+        with _errors("create", path, missing=_no_directory):
             self._make_directory(path.parent)
             try:
                 file = files.open(temporary, Access.NEW)
@@ -66,7 +66,7 @@ class FileObjects:
 
     def replace(self, name: str, content: Buffer, tag: str) -> None:
         path = self._path(name)
-        with _errors("replace", path):
+        with _errors("replace", path, missing=_no_directory):
             self._check(name, tag)
             lock = self._files.open(self._lock(path), Access.KEEP)
             try:
@@ -78,7 +78,7 @@ class FileObjects:
 
     def put(self, name: str, content: Buffer) -> None:
         path = self._path(name)
-        with _errors("put", path):
+        with _errors("put", path, missing=_no_directory):
             self._make_directory(path.parent)
             self._put(path, content)
 
@@ -147,12 +147,19 @@ def _tag(content: bytes) -> str:
     return f"{xxh64(content):016x}"
 
 
+def _no_directory(path: Path) -> Unavailable:
+    return Unavailable(ErrorCode.STORAGE_FAILED, f"directory of the bucket has disappeared path={str(path.parent)!r}")
+
+
 @contextmanager
-def _errors(what: str, path: Path) -> Iterator[None]:
+def _errors(
+    what: str, path: Path, *, missing: Callable[[Path], Exception] = lambda path: BlobMissing(path.name)
+) -> Iterator[None]:
+    """Raise what ``missing`` returns if there is no such file, and Unavailable for other errors of the system."""
     try:
         yield
     except (FileNotFoundError, NotADirectoryError):
-        raise BlobMissing(path.name) from None
+        raise missing(path) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise Unavailable(ErrorCode.STORAGE_FAILED, f"cannot {what} object: {reason} path={str(path)!r}") from error

@@ -69,7 +69,7 @@ def test_regular_work_continues_after_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(AuditLog, "sweep", sweep)
 
     async def life() -> int:
-        serving = asyncio.create_task(lifecycle.serve(SILENT))
+        serving = asyncio.create_task(lifecycle.serve(replace(SILENT, flux="127.0.0.1:0")))
         while len(sweeps) < 3 and not serving.done():  # noqa: ASYNC110 - a sweep sends no event
             await asyncio.sleep(0.001)
         opened.failed(Unavailable(ErrorCode.STORAGE_FAILED, "the disk is gone"))

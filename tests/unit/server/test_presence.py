@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from pathlib import Path
 from threading import Event
@@ -13,9 +14,19 @@ from polywire.errors import ErrorCode, Unavailable
 from polywire.server.bucket_watch import BucketWatch
 from polywire.server.config import ServeConfig
 from polywire.server.standby import UNHEARD, Presence
+from polywire.store.identity import NAME, make_identity
 from polywire.store.url import open_bucket
+from tests.unit.server.test_bucket_watch import SHARD
 
 WAIT_S = 60.0
+
+
+def leading(config: ServeConfig) -> BucketWatch:
+    """Return the watch of a leader of a new log."""
+    watch = BucketWatch(config)
+    identity, _ = make_identity(open_bucket(config.bucket), secrets.token_bytes, 0)
+    watch.leads(bucket_id=identity.id, node="one", shard=lambda: SHARD)
+    return watch
 
 
 def test_a_recovering_broker_without_responses_lets_others_take_over(
@@ -61,7 +72,7 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
         deposed.set()
 
     config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one", node_timeout_s=1.0)
-    presence = Presence(config, BucketWatch(config))
+    presence, objects = Presence(config, leading(config)), open_bucket(config.bucket)
     presence.announce({}, 3, on_deposed)
     assert not deposed.wait(0.5), "the heartbeat arrived"
     assert [node.timeout_s for node in Nodes(open_bucket(config.bucket)).read()] == [config.node_timeout_s]
@@ -71,9 +82,33 @@ def test_a_leader_without_heartbeats_is_deposed(tmp_path: Path, monkeypatch: pyt
     assert not presence.is_alive
     out.clear()
     presence.announce({}, 3)
-    Nodes(open_bucket(f"file://{tmp_path / 'bucket'}")).put(Node("two", "x", {}, start=4))
+    Nodes(objects).put(Node("two", "x", {}, start=4))
     deposed.clear()
     presence.announce({}, 3, on_deposed)
     assert deposed.wait(20)
     assert reported[-1] == "another broker leads with a higher start number"
+    presence.end()
+
+
+def test_a_leader_whose_log_has_disappeared_is_deposed(tmp_path: Path) -> None:
+    """As if the directory of the bucket was unmounted, or the bucket was emptied."""
+    config = ServeConfig(data_dir=tmp_path, bucket=f"file://{tmp_path / 'bucket'}", node="one", node_timeout_s=1.0)
+    presence, objects = Presence(config, leading(config)), open_bucket(config.bucket)
+    reported: list[str] = []
+    deposed = Event()
+
+    def on_deposed(reason: str) -> None:
+        reported.append(reason)
+        deposed.set()
+
+    presence.announce({}, 3, on_deposed)
+    assert not deposed.wait(0.5)
+    objects.delete(NAME)
+    assert deposed.wait(20)
+    assert reported[0] == "the bucket has lost the log that this broker leads, or has another one"
+    presence.announce({}, 3)
+    make_identity(objects, secrets.token_bytes, 0)
+    deposed.clear()
+    presence.announce({}, 3, on_deposed)
+    assert deposed.wait(20), "another log"
     presence.end()

@@ -93,6 +93,21 @@ def test_names_are_listed_by_directory(objects: Objects) -> None:
     assert (objects.list("s/"), objects.list("none/")) == (["s/1", "s/2"], [])
 
 
+def test_nothing_is_written_if_the_directory_has_disappeared(tmp_path: Path) -> None:
+    """As if it was unmounted. A broker must not take this for a missing object."""
+    objects = FileObjects(tmp_path / "bucket")
+    objects.put("nodes/a", b"1")
+    tag = objects.read("nodes/a").tag
+    (tmp_path / "bucket").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable, match="disappeared"):
+        objects.put("nodes/a", b"2")
+    with pytest.raises(Unavailable, match="disappeared"):
+        objects.create("nodes/b", [b"2"])
+    with pytest.raises(ObjectChanged):
+        objects.replace("nodes/a", b"2", tag)
+    assert not (tmp_path / "bucket").exists()
+
+
 def test_a_directory_that_cannot_be_listed_is_unavailable(tmp_path: Path) -> None:
     class Failing(SystemFiles):
         def names(self, path: Path) -> list[str]:

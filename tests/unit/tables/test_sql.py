@@ -264,7 +264,7 @@ def test_the_command_prints_values_as_text(
     address = f"polywire://{tabled.address}"
     statement = (
         "select value, key, headers, [1.5, null] as list, date '2026-01-02' as \"day\", sum(partition) as sum, "
-        "'nan'::float as nan, 1 as key "
+        "'nan'::float as nan, 1 as key, 12345678901234567.89 as decimal "
         "from orders group by all"
     )
     assert run(["sql", statement, "-a", address, "-o", "json"]) == 0
@@ -278,6 +278,7 @@ def test_the_command_prints_values_as_text(
             "sum": 0,
             "nan": "nan",
             "key_1": 1,
+            "decimal": "12345678901234567.89",
         }
     ]
     monkeypatch.setattr("sys.stdin", io.StringIO("select [1] as a, {'b': 'c'} as d"))
