@@ -16,6 +16,7 @@ from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
 from polywire.spark.functions import CORRUPT
+from polywire.spark.pipelines import tables
 from polywire.spark.pipelines.expectations import Expectations
 from polywire.spark.pipelines.land import land
 from polywire.spark.pipelines.quality import quality
@@ -23,7 +24,7 @@ from polywire.spark.pipelines.queries import QUERY_ID, parsed, topic_rows
 from polywire.spark.pipelines.refine import refine
 from polywire.spark.pipelines.state import state
 from polywire.spark.pipelines.tables import TableFormat, listed_files
-from polywire.spark.pipelines.windows import windows
+from polywire.spark.pipelines.windows import aggregate, windows
 from polywire.spark.progress import BatchProgress
 from tests.e2e.conftest import Served, fill
 
@@ -65,8 +66,6 @@ def test_land_stores_unreadable_records_and_accepts_new_columns(
 
 def test_land_into_delta_is_exactly_once(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="Delta was NOT tried: deltalake is not installed")
-    from polywire.spark.pipelines import tables
-
     put(served, topic, [{"id": number} for number in range(30)])
     table = tables.Table(tmp_path / "table", TableFormat.DELTA, ("_partition",))
     for parse in ("json:id int", "json:id int, note string"):
@@ -231,6 +230,27 @@ def test_windows_count_each_record_once_and_report_late_ones(
     rows = spark.read.parquet(str(tmp_path / "table")).orderBy("window_start", "kind").collect()
     assert [(row["kind"], row["records"]) for row in rows] == [("a", 5), ("b", 5)] * 6
     assert sum(row["total"] for row in rows) == sum(range(60))
+
+
+def test_fields_may_have_the_names_of_added_columns(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "select timestamp_seconds(n * 60) as at, 'w' as window, n as _time, n % 3 as _rank, n as _deleted, n as offset, "
+        "0 as partition, timestamp_seconds(0) as timestamp from (select explode(sequence(0, 9)) as n)"
+    )
+    found = aggregate(
+        rows, time="at", delay="1 minute", length="5 minutes", group_by=["window"], measures=["sum(_time * 1.5)"]
+    )
+    counted = [tuple(row)[2:] for row in found.orderBy("window_start").collect()]
+    assert [(window, count, float(total)) for window, count, total in counted] == [("w", 5, 15.0), ("w", 5, 52.5)]
+    for group_by, measure in (["window_start"], "sum(n)"), ([], "sum(n) as Records"):
+        with pytest.raises(Invalid, match="two columns of a window have the same name"):
+            aggregate(
+                rows.selectExpr("at", "_time as n", "at as window_start"), time="at", delay="1 minute", length="5 minutes",
+                group_by=group_by, measures=[measure],
+            )  # fmt: skip
+    table = tables.Table(Path("table"), TableFormat.DELTA, merge_by=("_rank",))
+    latest = tables._latest(rows, table).orderBy("_rank").collect()
+    assert [(row["_rank"], row["_deleted"]) for row in latest] == [(0, 9), (1, 7), (2, 8)]
 
 
 def test_quality_detects_gaps_and_duplicates(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:

@@ -14,8 +14,19 @@ from polywire.errors import Conflict, Invalid, Missing
 from polywire.records.columns import Header, HeaderKind, Record
 from polywire.spark import stream_table, table
 from polywire.spark.tables import SCHEMA, check_file_system
+from polywire.table_columns import column_name
 from tests.e2e.conftest import Served
-from tests.unit.tables.tabled import Row, configure, latest_of, produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.tabled import (
+    READER_NAMES,
+    Row,
+    configure,
+    fill_named,
+    latest_of,
+    produce,
+    rows_of,
+    rows_of_log,
+    write_table,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -77,6 +88,16 @@ def test_a_compacted_topic_has_the_latest_record_of_each_key(
     frame = table(spark, topic, address=served.address)
     assert rows(frame) == expected
     assert frame.where("partition = 1").count() == sum(row[0] == 1 for row in expected)
+
+
+def test_typed_columns_may_have_any_name(spark: SparkSession, served: Served, topic: str) -> None:
+    columns = [str(column_name(name)) for name in READER_NAMES]
+    for has_tail in (False, True):
+        name = f"{topic}.{has_tail}"
+        expected = fill_named(served.connection, name, READER_NAMES, has_tail=has_tail)
+        found = table(spark, name, address=served.address).toArrow()
+        assert found.column_names == [*SCHEMA.names, "_error", *columns]
+        assert sorted(map(tuple, (row.values() for row in found.select(columns).to_pylist()))) == expected
 
 
 def test_filters_and_columns_reach_the_files(spark: SparkSession, served: Served, topic: str) -> None:

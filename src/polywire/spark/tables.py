@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql.functions import broadcast, col, desc, row_number, when
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
@@ -75,6 +75,7 @@ _TYPES: Final[Mapping[str, DataType]] = {
 SPARK_SCHEMES: Final[Mapping[str, str]] = {"s3": "s3a", "az": "abfs"}
 """Schemes of buckets that Hadoop spells differently."""
 _COLUMNS: Final = [f"{READ_NAMES.get(name, name)} as {name}" for name in ARROW_SCHEMA.names]
+_AGE: Final = "polywire=age"  # no typed column has a name with "="
 _GLOB: Final = re.compile(r"[\\{}\[\]*?]")
 
 
@@ -112,7 +113,7 @@ def table(
         if found.is_latest:
             newer = _latest(newer)
             keys = broadcast(newer.select("partition", "key"))
-            parts = [part.join(keys, ["partition", "key"], "left_anti").select(*schema.names) for part in parts]
+            parts = [part.join(keys, ["partition", "key"], "left_anti").select(*_selected(schema)) for part in parts]
             newer = newer.where("value is not null or key is null")
         parts.append(newer)
     if not parts:
@@ -263,16 +264,22 @@ def _current_files(spark: SparkSession, found: Snapshot) -> DataFrame:
         return files
     rows = deleted_rows(found)
     names = [str(path).rsplit("/", 1)[-1] for path in rows.column(PATH).to_pylist()]
-    deleted = spark.createDataFrame(pa.table({"file": names, "row": rows.column(ROW)}))
-    numbered = files.selectExpr("*", "_metadata.file_name as file", "_metadata.row_index as row")
-    return numbered.join(broadcast(deleted), ["file", "row"], "left_anti").drop("file", "row")
+    deleted = spark.createDataFrame(pa.table({PATH: names, ROW: rows.column(ROW)}))
+    metadata = files.metadataColumn("_metadata")  # unlike col("_metadata"), it is not a typed column with this name
+    numbered = files.select("*", metadata["file_name"].alias(PATH), metadata["row_index"].alias(ROW))
+    return numbered.join(broadcast(deleted), [PATH, ROW], "left_anti").drop(PATH, ROW)
+
+
+def _selected(schema: StructType) -> list[Column]:
+    """Return the columns of a schema, whose names may have characters that mean something else in Spark."""
+    return [col(f"`{name.replace('`', '``')}`") for name in schema.names]
 
 
 def _latest(frame: DataFrame) -> DataFrame:
     """Return the latest record of each key, and records without a key."""
     window = Window.partitionBy("partition", "key").orderBy(desc("offset"))
-    numbered = frame.withColumn("age", when(col("key").isNull(), 1).otherwise(row_number().over(window)))
-    return numbered.where("age = 1").drop("age")
+    numbered = frame.withColumn(_AGE, when(col("key").isNull(), 1).otherwise(row_number().over(window)))
+    return numbered.where(col(_AGE) == 1).drop(_AGE)
 
 
 def _paths(spark: SparkSession, found: Snapshot) -> list[str]:

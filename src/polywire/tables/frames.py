@@ -76,7 +76,7 @@ def scan(
         topic: full name.
         columns: any of key, value, topic, partition, offset and timestamp (append time) and, with ``table``, the other
             columns of the table. Batches have them in this order. None selects all except topic; with ``table``, also
-            the typed columns.
+            the typed columns. If the table has a typed column ``topic``, it is returned instead of the topic's name.
         start: "earliest", "latest", an offset, or a datetime with a time zone. It applies to each partition. Deleted
             offsets are skipped.
         end: exclusive end, as for ``start``. "latest" is the end of the topic when reading starts.
@@ -204,7 +204,7 @@ def _partition(
 
 def table_schema(found: Snapshot, columns: Sequence[str] | None, *, text: bool) -> pa.Schema:
     """Return the Arrow schema for columns of a table. Raises Invalid(INVALID_REQUEST)."""
-    known = {**{field.name: field.type for field in found.schema}, "topic": pa.string()}
+    known = {"topic": pa.string(), **{field.name: field.type for field in found.schema}}
     names = [*READ_COLUMNS, *(column.name for column in found.columns)] if columns is None else columns
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -221,13 +221,13 @@ def _table_rows(
     if start == LATEST or end == EARLIEST:
         return
     where = _condition(start, end)
-    columns = [name for name in schema.names if name != "topic"] or [PARTITION]
+    columns = [name for name in schema.names if name in found.schema.names] or [PARTITION]
     newest = newest_of_tail(connection, found)
     files = scan_files(found, columns, where, newest=newest)
     for batch in chain(files, scan_tail(connection, found, columns, where, newest=newest)):
         arrays = [
             constant(found.topic, field.type, batch.num_rows)
-            if field.name == "topic"
+            if field.name not in columns
             else as_type(batch.column(field.name), field.type)
             for field in schema
         ]
@@ -283,7 +283,7 @@ def _scan_files(library: Any, found: Snapshot, names: Sequence[str], newest: pa.
         frame = frame.join(deleted.lazy(), on=ROW, how="anti")
     if newest is not None:
         frame = frame.join(library.from_arrow(newest).lazy(), on=[PARTITION, KEY], how="anti")
-    return frame.select(names)
+    return frame.select(library.selectors.by_name(names))  # as text, "*" would be all columns
 
 
 def with_new_snapshot(read: Callable[[], T]) -> T:

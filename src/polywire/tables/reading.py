@@ -57,9 +57,10 @@ OUTDATED: Final = frozenset(
 )
 """Codes of errors after which a new snapshot may succeed: files or records were deleted, or the topic was replaced."""
 
-PATH: Final = "path"
-ROW: Final = "row"
-FIRST_ROW: Final = "first_row"
+# Queries join these columns with those of the table. No typed column has a name with "=".
+PATH: Final = "polywire=path"
+ROW: Final = "polywire=row"
+FIRST_ROW: Final = "polywire=first_row"
 _DELETED: Final = pa.schema(
     [(PATH, pa.dictionary(pa.int32(), pa.string())), (ROW, pa.int64()), (FIRST_ROW, pa.int64())]
 )

@@ -50,6 +50,7 @@ MEMORY_ADVICE: Final = "read fewer records, aggregate them, or sort fewer rows"
 _IDENTIFIER: Final = re.compile(r'"((?:[^"]|"")*)"|([^\W\d]\w*)')
 _BARE_OFFSET: Final = re.compile(r'(?<!")\boffset\b(?!\s*\d)', re.IGNORECASE)
 _MISSING_TABLE: Final = re.compile(r"Table with name (.+?) does not exist")
+_ROW_NUMBER: Final = "file_row_number"  # the name of DuckDB for the number of a row in its file
 _GLOB: Final = re.compile(r"[*?\[]")
 
 
@@ -216,19 +217,19 @@ class Topics:
         self._engine.register(name, rows)
         names = found.schema.names
         selected = [f"SELECT {', '.join(map(_quoted, names))} FROM {name}"]
-        if found.is_local and found.files:
+        if rows.has_files:
             files = ", ".join(_literal(_GLOB.sub(r"[\g<0>]", path)) for path in found.paths)
             options = ""
             if found.columns:  # otherwise DuckDB opens one file only to find the columns of all files
                 options += ", union_by_name = true"
             if found.has_deleted:
-                options += ", filename = true, file_row_number = true"
+                options += f", filename = {_literal(PATH)}, {_ROW_NUMBER} = true"
             source = f"read_parquet([{files}]{options})"
             if found.has_deleted:
                 self._register(f"polywire_deleted_{number}", deleted_rows(found))
                 source += (
                     f" files ANTI JOIN polywire_deleted_{number} deleted"
-                    f" ON files.filename = deleted.{PATH} AND files.file_row_number = deleted.{ROW}"
+                    f" ON files.{_quoted(PATH)} = deleted.{_quoted(PATH)} AND files.{_ROW_NUMBER} = deleted.{_quoted(ROW)}"
                 )
             if newest is not None:
                 self._register(f"polywire_newest_{number}", newest)
@@ -315,13 +316,24 @@ class _Rows:
     newest: pa.Table | None
     errors: list[BrokerError | KeyboardInterrupt] = field(default_factory=list)
 
+    @property
+    def has_files(self) -> bool:
+        """Whether DuckDB reads the files of the snapshot itself.
+
+        It cannot number the rows of files that have a column ``file_row_number``.
+        """
+        cannot_number = self.found.has_deleted and any(
+            name.casefold() == _ROW_NUMBER for name in self.found.schema.names
+        )
+        return self.found.is_local and bool(self.found.files) and not cannot_number
+
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
         reader: Any = pa.RecordBatchReader.from_batches(self.found.schema, self._batches())
         return reader.__arrow_c_stream__(requested_schema)
 
     def _batches(self) -> Iterator[RecordBatch]:
         try:
-            if not self.found.is_local:
+            if not self.has_files:
                 yield from scan_files(self.found, newest=self.newest)
             yield from scan_tail(self.broker, self.found, newest=self.newest)
         except (BrokerError, KeyboardInterrupt) as error:  # DuckDB replaces it by an error of its own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,3 +100,25 @@ def rows_of(batches: Any) -> list[Row]:
 
 def rows_of_snapshot(address: str, found: Snapshot) -> list[Row]:
     return rows_of([*scan_files(found), *scan_tail(connect(address), found)])
+
+
+READER_NAMES = (
+    *("row", "ROW_INDEX", "file", "path", "first_row", "age", "topic", "files", "deleted", "index"),
+    *("filename", "_metadata", "file_name", "timestampType", "a`b", "*", "polywire=row"),
+)
+"""Names of fields that readers of tables use, or may use, for something else."""
+
+
+def fill_named(connection: BulkConnection, topic: str, names: Sequence[str], *, has_tail: bool) -> list[Row]:
+    """Write a compacted topic, with a column for each name, and return the values of the columns in its table."""
+    settings: dict[str, int | str | None] = {"table": "delta", "compaction": 1, "table_columns": "infer"}
+    connection.create_topic(topic, 1, settings)
+    latest: dict[int, Row] = {}
+    for keys in ((0, 1, 2, 3, 4, 5), (0, 1), (2, 5)):
+        rows = {key: tuple(100 * len(keys) + 10 * key + at for at in range(len(names))) for key in keys}
+        values = {key: json.dumps(dict(zip(names, row, strict=True))).encode() for key, row in rows.items()}
+        produce(connection, topic, 0, [Record(value, key=b"%d" % key) for key, value in values.items()])
+        latest |= rows
+        if not has_tail or len(keys) > 2 or 0 in keys:
+            write_table(connection, topic)
+    return sorted(latest.values())

@@ -17,6 +17,7 @@ from polywire.client.bulk import BulkConnection, connect
 from polywire.errors import Corrupt
 from polywire.records.columns import Record
 from polywire.store.file_objects import FileObjects
+from polywire.table_columns import column_name
 from polywire.table_orders import ICEBERG_HINT, ICEBERG_METADATA, iceberg_metadata_name
 from polywire.tables import deletion_vectors, frames, reading, writer
 from polywire.tables.columns import ARROW_SCHEMA
@@ -26,7 +27,7 @@ from polywire.tables.writer import TopicTable, merged
 from polywire.testing.memory_objects import MemoryObjects
 from tests.unit.client.served import Served
 from tests.unit.tables.rig import TOPIC, Clock, FakeTopic, Row, check, check_no_garbage, load, merge, table_of
-from tests.unit.tables.tabled import latest_of, produce, rows_of, rows_of_log, write_table
+from tests.unit.tables.tabled import READER_NAMES, fill_named, latest_of, produce, rows_of, rows_of_log, write_table
 
 deltalake = pytest.importorskip("deltalake", reason="deltalake is not installed")
 StaticTable = pytest.importorskip("pyiceberg.table", reason="pyiceberg is not installed").StaticTable
@@ -293,3 +294,21 @@ def test_table_and_tail_together_have_the_latest_records(
         found = frames.read_arrow(address, "states", columns=names, table=True, start=40)
         assert found.num_rows == len(chosen)
     assert rows_of(polywire.sql("from states", address=address).to_batches()) == expected
+
+
+@pytest.mark.parametrize("has_tail", [False, True])
+@pytest.mark.parametrize("more", ["", "File_Row_Number"])
+def test_typed_columns_may_have_any_name(tabled: Served, more: str, has_tail: bool) -> None:
+    address, fields = tabled.address, (*READER_NAMES, *([more] if more else []))
+    with closing(connect(address)) as connection:
+        expected = fill_named(connection, "states", fields, has_tail=has_tail)
+    columns = [str(column_name(name)) for name in fields]
+    quoted = ", ".join(f'"{name}"' for name in columns)
+    found = polywire.sql(f"select {quoted} from states", address=address)
+    assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == expected
+    assert polywire.sql("from states", address=address).column_names == [*ARROW_SCHEMA.names, "_error", *columns]
+    table = frames.read_arrow(address, "states", table=True)
+    assert sorted(map(tuple, (row.values() for row in table.select(columns).to_pylist()))) == expected
+    lazy = frames.scan_polars(address, "states", table=True).collect()
+    assert lazy.columns == table.column_names
+    assert sorted(zip(*(lazy.get_column(name).to_list() for name in columns), strict=True)) == expected

@@ -32,7 +32,9 @@ CLASSES: Final = {
     "delta": "org.apache.spark.sql.delta.sources.DeltaDataSource",
     "iceberg": "org.apache.iceberg.spark.source.IcebergSource",
 }
-DELETED: Final = "_deleted"  # column of rows to merge: whether the record has no value
+# Added columns, whose names no field may have by chance.
+DELETED: Final = "polywire=deleted"  # of rows to merge: whether the record has no value
+_RANK: Final = "polywire=rank"
 COMPACTED_EVERY: Final = 64  # the small files of a Delta table are merged after this many micro-batches
 
 
@@ -138,7 +140,7 @@ def write_delta(batch: DataFrame, number: int, table: Table) -> None:
         if table.merge_by and known is not None:
             _merge(known, _latest(batch, table), table, done)
         else:
-            rows = _latest(batch, table).where(f"NOT {DELETED}").drop(DELETED) if table.merge_by else batch
+            rows = _latest(batch, table).where(~f.col(DELETED)).drop(DELETED) if table.merge_by else batch
             write_deltalake(path, rows.toArrow(), mode="append", schema_mode="merge", commit_properties=done, **options)
         if number % COMPACTED_EVERY == COMPACTED_EVERY - 1:
             DeltaTable(path).optimize.compact()
@@ -153,7 +155,7 @@ def _latest(batch: DataFrame, table: Table) -> DataFrame:
     is_whole = f.lit(True)
     for name in table.merge_by:
         is_whole = is_whole & f.col(name).isNotNull()
-    return batch.withColumn("_rank", f.row_number().over(latest)).where(~is_whole | (f.col("_rank") == 1)).drop("_rank")
+    return batch.withColumn(_RANK, f.row_number().over(latest)).where(~is_whole | (f.col(_RANK) == 1)).drop(_RANK)
 
 
 def _merge(known: DeltaTable, rows: DataFrame, table: Table, done: CommitProperties) -> None:
@@ -167,8 +169,8 @@ def _merge(known: DeltaTable, rows: DataFrame, table: Table, done: CommitPropert
         merge_schema=True,
         commit_properties=done,
     )
-    merging = merging.when_matched_delete(f"s.{DELETED}").when_matched_update(columns)
-    merging.when_not_matched_insert(columns, f"NOT s.{DELETED}").execute()
+    merging = merging.when_matched_delete(f"s.`{DELETED}`").when_matched_update(columns)
+    merging.when_not_matched_insert(columns, f"NOT s.`{DELETED}`").execute()
 
 
 def listed_files(path: Path) -> list[Path] | None:

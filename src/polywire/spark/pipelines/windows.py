@@ -9,9 +9,10 @@ watermark or have no time (for instance, because they are unreadable).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -35,6 +36,9 @@ from polywire.spark.pipelines.tables import Table, into_table
 from polywire.spark.progress import OnProgress
 
 BOUNDS = ("window_start", "window_end")
+# Added columns, whose names no field may have by chance.
+_TIME: Final = "polywire=time"
+_WINDOW: Final = "polywire=window"
 
 
 def windows(
@@ -91,10 +95,19 @@ def aggregate(
     """Return parsed records grouped by window, with the window's bounds, the group, ``records`` and the measures."""
     # Do not use the append time for records without a time: it would move the watermark, and all earlier events would
     # be dropped.
-    timed = rows.withColumn("_time", f.col(time).cast("timestamp")).withWatermark("_time", delay)
-    window = f.window("_time", length, slide) if slide else f.window("_time", length)
-    grouped = timed.groupBy(window, *group_by).agg(
+    timed = rows.withColumn(_TIME, f.col(time).cast("timestamp")).withWatermark(f"`{_TIME}`", delay)
+    window = f.window(_TIME, length, slide) if slide else f.window(_TIME, length)
+    grouped = timed.groupBy(window.alias(_WINDOW), *group_by).agg(
         f.count("*").alias("records"), *(f.expr(measure) for measure in measures)
     )
-    bounds = [f.col(f"window.{bound.removeprefix('window_')}").alias(bound) for bound in BOUNDS]
-    return grouped.select(*bounds, *grouped.columns[1:])
+    bounds = [f.col(_WINDOW)[bound.removeprefix("window_")].alias(bound) for bound in BOUNDS]
+    result = grouped.select(*bounds, "*").drop(_WINDOW)
+    counts = Counter(name.casefold() for name in result.columns)
+    repeated = [name for name in result.columns if counts[name.casefold()] > 1]
+    if repeated:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "two columns of a window have the same name (rename the field with your own parser, or name the measure with AS) "
+            f"column={repeated[0]!r}",
+        )
+    return result
