@@ -15,7 +15,7 @@ from polywire.cli import main
 from polywire.cli.usage import EXIT_DONE, EXIT_FAILED
 from polywire.client.arrow import arrow_to_batches
 from polywire.errors import Invalid
-from polywire.spark.functions import CORRUPT
+from polywire.spark.functions import CORRUPT, PLACE
 from polywire.spark.pipelines import tables
 from polywire.spark.pipelines.expectations import Expectations
 from polywire.spark.pipelines.land import land
@@ -32,10 +32,13 @@ pytestmark = pytest.mark.spark
 
 
 def put(served: Served, topic: str, documents: Sequence[object], partition: int = 0) -> None:
-    """Append documents as JSON; bytes are appended unchanged."""
+    """Append documents as JSON; bytes are appended unchanged, and None as a record without a value."""
     if topic not in {known.name for known in served.connection.topics()}:
         served.connection.create_topic(topic, 2)
-    values = [document if isinstance(document, bytes) else json.dumps(document).encode() for document in documents]
+    values = [
+        document if document is None or isinstance(document, bytes) else json.dumps(document).encode()
+        for document in documents
+    ]
     for batch in arrow_to_batches(pa.record_batch({"value": pa.array(values, pa.binary())})):
         served.connection.produce(topic, partition, [batch])
 
@@ -123,7 +126,7 @@ def test_a_job_fails_at_the_first_row_that_does_not_meet_an_expectation(
 def test_refined_records_that_do_not_meet_an_expectation_are_dead_letters(
     spark: SparkSession, served: Served, topic: str, tmp_path: Path
 ) -> None:
-    put(served, topic, [{"n": 5}, {"n": -5}, b"broken"])
+    put(served, topic, [{"n": 5}, {"n": -5}, b"broken", None])
     ran = refine(
         spark,
         served.address,
@@ -133,13 +136,14 @@ def test_refined_records_that_do_not_meet_an_expectation_are_dead_letters(
         "json:n int",
         dead=f"{topic}-dead",
         expect_or_drop="positive: n > 0",
+        expect_or_fail="known: n IS NOT NULL",
     )
-    assert (ran.unmet, ran.corrupt) == ({"positive": 1}, 1)
+    assert (ran.unmet, ran.corrupt) == ({"positive": 1, "known": 0}, 1)
     letters = topic_rows(spark, served.address, f"{topic}-dead", headers=True).orderBy("offset").collect()
     reasons = [bytes(dict(row["headers"])["dead.reason"]) for row in letters]
     assert sorted(reasons) == [b"not a JSON object", b"the expectation 'positive' is not met: n > 0"]
-    [row] = topic_rows(spark, served.address, f"{topic}-out").collect()
-    assert bytes(row["value"]) == b'{"n": 5}'
+    rows = topic_rows(spark, served.address, f"{topic}-out").orderBy("offset").collect()
+    assert [row["value"] for row in rows] == [bytearray(b'{"n": 5}'), None]  # the latter is a deletion
 
 
 @pytest.mark.parametrize(
@@ -165,9 +169,14 @@ def test_land_merges_by_columns(spark: SparkSession, served: Served, topic: str,
             parse="json:id int, n int",
             table_format="delta",
             merge_by=["_key"],
+            expect_or_drop="small: n < 9",
         )
+        assert sum(ran.unmet.values()) == more["dropped"]
         assert ran.records == more["records"]
         rows = deltalake.DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()
+        assert all(
+            row.keys() == {"id", "n", "_corrupt", *(f"_{name}" for name in PLACE if name != "headers")} for row in rows
+        )
         return sorted((row["_key"], row["n"], row["_corrupt"]) for row in rows)
 
     def put_keyed(*records: tuple[bytes | None, bytes | None]) -> None:
@@ -178,10 +187,17 @@ def test_land_merges_by_columns(spark: SparkSession, served: Served, topic: str,
 
     served.connection.create_topic(topic, 1)
     put_keyed((b"a", b'{"n": 1}'), (b"b", b'{"n": 1}'), (b"a", b'{"n": 2}'), (b"c", None))
-    assert landed(records=4) == [(b"a", 2, None), (b"b", 1, None)]
-    put_keyed((b"a", None), (b"b", b'{"n": 3}'), (b"d", b"broken"), (b"b", b'{"n": 4}'), (b"e", b'{"n": 5}'))
-    assert landed(records=5) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
-    assert landed(records=0) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
+    assert landed(records=4, dropped=0) == [(b"a", 2, None), (b"b", 1, None)]
+    put_keyed(
+        (b"a", None),
+        (b"b", b'{"n": 3}'),
+        (b"d", b"broken"),
+        (b"b", b'{"n": 4}'),
+        (b"e", b'{"n": 5}'),
+        (b"b", b'{"n": 9}'),
+    )
+    assert landed(records=6, dropped=1) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
+    assert landed(records=0, dropped=0) == [(b"b", 4, None), (b"d", None, "not a JSON object"), (b"e", 5, None)]
 
 
 @pytest.mark.parametrize(("kind", "columns"), [("parquet", ["_key"]), ("delta", ["nothing"])])

@@ -1,8 +1,8 @@
 """Expectations: SQL conditions that rows should meet, as in Spark's declarative pipelines.
 
 Rows that do not meet one are kept, dropped, or stop the job. In each case they are counted by the name of the
-expectation. A condition whose result is null is not met. Rows that could not be parsed are not checked, because they
-have no fields.
+expectation. A condition whose result is null is not met. Rows that have no fields are not checked: those that could not
+be parsed, and deletions.
 """
 
 from __future__ import annotations
@@ -48,39 +48,40 @@ class Expectations:
         if len(self._all) > EXPECTATIONS_MAX:
             raise Invalid(ErrorCode.INVALID_REQUEST, f"too many expectations limit={EXPECTATIONS_MAX}")
 
-    def applied(self, rows: DataFrame) -> DataFrame:
-        """Return the rows without those to drop."""
-        checked = self._checked(rows)
-        for name in self._drop:
-            checked = checked.where(~_is_unmet(checked, self._drop[name]))
+    def applied(self, rows: DataFrame, *, deleted: Column | None = None) -> DataFrame:
+        """Return the rows without those to drop. ``deleted`` is the condition for deletions; None if there are none."""
+        checked = self._checked(rows, deleted)
+        for condition in self._drop.values():
+            checked = checked.where(~_is_unmet(checked, condition, deleted))
         return checked
 
-    def marked(self, rows: DataFrame) -> DataFrame:
+    def marked(self, rows: DataFrame, *, deleted: Column | None = None) -> DataFrame:
         """Return the rows. Those to drop have the reason in the column ``_corrupt``."""
-        checked = self._checked(rows)
+        checked = self._checked(rows, deleted)
         if not self._drop:
             return checked
         reasons = [
-            f.when(_is_unmet(checked, condition), f"the expectation {name!r} is not met: {condition}")
+            f.when(_is_unmet(checked, condition, deleted), f"the expectation {name!r} is not met: {condition}")
             for name, condition in self._drop.items()
         ]
         return checked.withColumn(CORRUPT, f.coalesce(CORRUPT, *reasons))
 
-    def _checked(self, rows: DataFrame) -> DataFrame:
+    def _checked(self, rows: DataFrame, deleted: Column | None) -> DataFrame:
         """Count the rows that fail a condition, by its name. Fail the query if the condition is one of ``expect_or_fail``."""
         if not self._all:
             return rows
-        counts = [f.count_if(_is_unmet(rows, condition)).alias(name) for name, condition in self._all.items()]
+        counts = [f.count_if(_is_unmet(rows, condition, deleted)).alias(name) for name, condition in self._all.items()]
         checked = rows.observe(UNMET, *counts)
         for name, condition in self._fail.items():
             message = f.concat(f.lit(f"the expectation {name!r} is not met: {condition}"), *_location(rows))
             fails = f.raise_error(message).cast("boolean")
-            checked = checked.where(f.when(_is_unmet(rows, condition), fails).otherwise(True))
+            checked = checked.where(f.when(_is_unmet(rows, condition, deleted), fails).otherwise(True))
         return checked
 
 
-def _is_unmet(rows: DataFrame, condition: str) -> Column:
+def _is_unmet(rows: DataFrame, condition: str, deleted: Column | None) -> Column:
     unmet = ~f.coalesce(f.expr(condition).cast("boolean"), f.lit(False))
+    unmet = unmet if deleted is None else unmet & ~deleted
     return unmet & f.col(CORRUPT).isNull() if CORRUPT in rows.columns else unmet
 
 

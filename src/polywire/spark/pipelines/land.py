@@ -64,9 +64,10 @@ def land(
     kind = choice(TableFormat, table_format, "table format")
     table = Table(Path(path), kind, tuple(partition_by), tuple(merge_by))
     records = topic_stream(spark, address, topic, batch_records_max=batch_records_max, headers=headers)
-    rows = expectations.applied(records if parse is None else parsed(records, parse))
+    rows = records if parse is None else parsed(records, parse)
     if merge_by:
         rows = rows.withColumn(DELETED, f.col(VALUE if VALUE in rows.columns else "value").isNull())
+    rows = expectations.applied(rows, deleted=f.col(DELETED) if merge_by else None)
     rows = rows if parse is None else table_columns(rows)
     writer = into_table(_limit_files(rows, files_max, partition_by), table)
     return run_query(writer, f"land-{topic}", checkpoint, available_now=available_now, on_progress=on_progress)

@@ -4,6 +4,7 @@ One query writes both topics in one publish, so each record is written exactly o
 
 * A record is dropped as a duplicate if a record with the same id was appended within ``delay`` before it.
 * A record that is older than the watermark is dropped, counted and reported.
+* A record without a value (a deletion) is written like one that meets all expectations.
 * A record that cannot be parsed goes to the dead-letter topic with its bytes, key and headers. Added headers contain
   the reason and the original topic, partition and offset.
 """
@@ -65,7 +66,7 @@ def refine(
     """
     expectations = Expectations(expect, expect_or_drop, expect_or_fail)
     records = topic_stream(stateful(spark), address, topic, batch_records_max=batch_records_max, headers=True)
-    rows = expectations.marked(parsed(records, parse or "text"))
+    rows = expectations.marked(parsed(records, parse or "text"), deleted=f.col(VALUE).isNull())
     unique = rows if id is None else distinct(rows, id, delay=delay)
     refined = outgoing(unique, output, dead or f"{output}.dead", as_json=as_json)
     writer = into_topic(refined, target or address)
