@@ -128,9 +128,20 @@ def test_state_folds_events_and_starts_from_snapshots(
     assert reported[b"b"][1] == "1"
     produce(served, topic, [event(b"a", 4, n=1)])
     assert run("second")[b"a"] == ({"sum": 14, "last": "Set"}, "4")
-    reasons = sorted(headers(record)["dead.reason"] for record in contents(served, f"{topic}.s.dead"))
-    assert "versions are missing expected=2 got=3" in reasons
-    assert any("JSON object" in reason for reason in reasons)
+    letters = {(found := headers(record))["dead.reason"]: found for record in contents(served, f"{topic}.s.dead")}
+    assert any("JSON object" in reason for reason in letters)
+    missing = letters["versions are missing expected=2 got=3"]
+    assert (missing["dead.topic"], missing["dead.partition"], missing["dead.offset"]) == (topic, "1", "2")
+
+
+def test_a_json_null_sets_a_field_of_the_state(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = [{"email": "a@x", "n": 1}, {"email": None, "n": 2}, {"email": None}]
+    produce(served, topic, [event(b"k", version, **fields) for version, fields in enumerate(events[:2], start=1)])
+    produce(served, topic, [event(b"l", version, **fields) for version, fields in enumerate(events[::2], start=1)])
+    state(spark, served.address, topic, f"{topic}.s", tmp_path / "checkpoint", "events:email string, n long, more int")
+    states = {record.key: json.loads(record.value or b"") for record in contents(served, f"{topic}.s")}
+    kept = {"_type": "Set", "email": None}
+    assert states == {b"k": {**kept, "n": 2}, b"l": {**kept, "n": 1}}
 
 
 def test_records_without_headers_are_sent_without_headers(spark: SparkSession) -> None:

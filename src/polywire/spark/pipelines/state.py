@@ -5,7 +5,11 @@ topic with the same keys as the events. The header ``state.version`` contains th
 snapshot, from which a job with a new checkpoint starts.
 
 An event is applied once, in the order of versions. A repeated version is ignored. An event goes to the dead-letter
-topic if it cannot be parsed, has no key, or follows a missing version.
+topic if it cannot be parsed, has no key, or follows a missing version. Added headers contain the reason and the
+original topic, partition and offset.
+
+An event has the fields that its value has: a JSON null is None, and a field that the value does not have is absent.
+Fields that are null in values of other formats are absent, too.
 """
 
 from __future__ import annotations
@@ -162,8 +166,9 @@ class FoldProcessor(StatefulProcessor):
         """Do nothing. Called by Spark."""
 
     def _dead_letter(self, row: Row, reason: str) -> Row:
-        headers = [*(row["headers"] or ()), Row(key="dead.reason", value=bytearray(reason.encode()))]
-        return Row(key=row["key"], value=row["value"], headers=headers, topic=self._dead)
+        facts = {"reason": reason, "topic": row["topic"], "partition": row["partition"], "offset": row["offset"]}
+        added = [Row(key=f"dead.{name}", value=bytearray(str(fact).encode())) for name, fact in facts.items()]
+        return Row(key=row["key"], value=row["value"], headers=[*(row["headers"] or ()), *added], topic=self._dead)
 
 
 def _current(kept: Any) -> Current:
@@ -173,8 +178,9 @@ def _current(kept: Any) -> Current:
 def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Current, list[tuple[Any, str]]]:
     """Apply the events of one key.
 
-    Return the new state, and the events that could not be applied, each with the reason. Rows have ``key``,
-    ``version``, ``event`` (JSON) and ``reason`` (why the event could not be parsed, or None).
+    Return the new state, and the events that could not be applied, each with the reason. Rows have ``key``, ``value``,
+    ``version``, ``event`` (JSON of the fields that are not null), ``nulls`` (names of the others) and ``reason`` (why
+    the event could not be parsed, or None).
     """
     refused = []
     version, folded = before.version, json.loads(before.state)
@@ -183,8 +189,24 @@ def fold_events(before: Current, rows: Iterable[Any], fold: Fold) -> tuple[Curre
         if reason is not None:
             refused.append((row, reason))
         elif row["version"] > version:
-            folded, version = fold(folded, json.loads(row["event"])), row["version"]
+            folded, version = fold(folded, _fields(row)), row["version"]
     return Current(version, before.written, json.dumps(folded, separators=(",", ":"))), refused
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Return the fields of an event. Those that are null in its JSON value are None, and absent ones are absent."""
+    fields: dict[str, Any] = json.loads(row["event"])
+    nulls = _null_fields(row["value"]) if row["nulls"] else frozenset()
+    return {**fields, **{name: None for name in row["nulls"] if name in nulls}}
+
+
+def _null_fields(value: bytes | None) -> frozenset[str]:
+    """Return the names of the fields that are null in a JSON object. It is empty for other values."""
+    try:
+        found = json.loads(value or b"null")
+    except (ValueError, RecursionError):
+        return frozenset()
+    return frozenset(name for name in found if found[name] is None) if isinstance(found, dict) else frozenset()
 
 
 def _why_not(row: Any, version: int) -> str | None:
@@ -201,8 +223,10 @@ def _why_not(row: Any, version: int) -> str | None:
 
 def _numbered(events: DataFrame, version: str) -> DataFrame:
     fields = [name for name in events.columns if not name.startswith("_") or name in ("_type", "_schema_version")]
+    nulls = f.array_compact(f.array(*[f.when(f.col(name).isNull(), name) for name in fields]))
     return events.select(
         f.col("_key").alias("key"), f.col("_value").alias("value"), f.col("_headers").alias("headers"),
-        f.col("_offset").alias("offset"), f.expr(version).cast("long").alias("version"),
-        f.to_json(f.struct(*fields)).alias("event"), f.col(CORRUPT).alias("reason"),
+        f.col("_topic").alias("topic"), f.col("_partition").alias("partition"), f.col("_offset").alias("offset"),
+        f.expr(version).cast("long").alias("version"), f.to_json(f.struct(*fields)).alias("event"), nulls.alias("nulls"),
+        f.col(CORRUPT).alias("reason"),
     )  # fmt: skip
