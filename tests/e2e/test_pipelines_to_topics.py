@@ -177,8 +177,8 @@ def test_bridge_between_brokers(spark: SparkSession, served: Served, topic: str,
 def test_compact_writes_the_last_record_of_each_key(spark: SparkSession, served: Served, topic: str) -> None:
     produce(served, topic, [Record(key=f"k{n % 5}".encode(), value=str(n).encode()) for n in range(50)])
     produce(served, topic, [Record(key=b"k0", value=None), Record(value=b"no key")])
-    for _ in range(2):
-        assert compact(spark, served.address, topic, f"{topic}.c", name=topic).records == 4
+    ran = [compact(spark, served.address, topic, f"{topic}.c", name=topic) for _ in range(2)]
+    assert [(each.records, each.batches) for each in ran] == [(4, 1), (0, 0)]  # the second run writes nothing
     found = {record.key: record.value for record in contents(served, f"{topic}.c")}
     assert found == {b"k1": b"46", b"k2": b"47", b"k3": b"48", b"k4": b"49"}
     assert len(contents(served, f"{topic}.c")) == 4
@@ -191,9 +191,9 @@ class Killed(Exception):
 def test_replay_keeps_the_order_and_resumes(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
     spark.range(30).selectExpr("id", "timestamp_seconds(1700000000 + id) as at").write.parquet(str(tmp_path / "table"))
 
-    def run(reported: Any = None, slice_seconds: float = 10.0) -> Ran:
+    def run(reported: Any = None, slice_seconds: float = 10.0, output: str = topic) -> Ran:
         return replay(
-            spark, tmp_path / "table", served.address, topic, tmp_path / "checkpoint", time_column="at",
+            spark, tmp_path / "table", served.address, output, tmp_path / "checkpoint", time_column="at",
             key="cast(id % 2 as string)", speed=20.0, slice_seconds=slice_seconds, on_progress=reported,
         )  # fmt: skip
 
@@ -208,3 +208,8 @@ def test_replay_keeps_the_order_and_resumes(spark: SparkSession, served: Served,
     assert [document["id"] for document in documents(served, topic)] == list(range(30))
     with pytest.raises(Invalid, match="another table"):
         run(slice_seconds=5.0)
+    with pytest.raises(Invalid, match=f"another topic .*checkpoint='{topic}' requested='{topic}-other'"):
+        run(output=f"{topic}-other")
+    served.connection.delete_topic(topic)
+    with pytest.raises(Invalid, match="the output topic was created again"):
+        run()

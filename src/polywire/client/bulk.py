@@ -460,6 +460,18 @@ class BulkConnection:
         ranges = tuple((r.name, r.partition, r.first_offset, r.next_offset) for r in answer.ranges)
         return PublishResult(answer.duplicate, ranges)
 
+    def last_publish(self, writer: str) -> int | None:
+        """Return the number of a writer's last publish; None if the broker does not know the writer."""
+        after = writer[:-1]  # so that the writer is one of the first in the list, which is sorted by name
+        while True:
+            page = self._read(Verb.WRITERS, messages.ListEntries(after), messages.EntryList[messages.WriterEntry])
+            for entry in page.entries:
+                if entry.name == writer:
+                    return entry.number
+            if not page.more or not page.entries or page.entries[-1].name > writer:
+                return None
+            after = beyond(after, page.entries[-1].name, "name")
+
     def abandon(self, tokens: Sequence[bytes]) -> None:
         """Delete everything that ``stage`` stored under these tokens and that is not published.
 

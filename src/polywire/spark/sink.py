@@ -32,7 +32,7 @@ from polywire.records.batch import spans_of
 from polywire.records.partitioner import partitions_of, rows_by_partition
 from polywire.records.split import record_count_of, split, with_producer
 from polywire.spark import snapshot
-from polywire.spark.options import Guarantee, SinkOptions
+from polywire.spark.options import Guarantee, SinkOptions, Transaction
 from polywire.spark.schema import check_rows
 from polywire.spark.worker_exit import depart_quietly, one_line_errors
 from polywire.types import Buffer, KeyHash
@@ -297,14 +297,18 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def batch_write(options: SinkOptions) -> Write:
-    """Return the id of a batch write: the transaction in the options, or a new one.
+    """Return the id of a batch write: the transaction in the options, or a new one."""
+    if options.transaction is None:
+        return Write(f"spark-{uuid.uuid4()}", 0)
+    return transaction_write(options.transaction, options.topic)
+
+
+def transaction_write(transaction: Transaction, topic: str | None) -> Write:
+    """Return the id of the write with a transaction. ``topic`` is the value of the option topic.
 
     Transactions of different topics are different writes, just as Delta's transactions are specific to a table.
     """
-    transaction = options.transaction
-    if transaction is None:
-        return Write(f"spark-{uuid.uuid4()}", 0)
-    named = f"{transaction.application}/{options.topic or '*'}"
+    named = f"{transaction.application}/{topic or '*'}"
     if len(named.encode()) > 255:  # longest name of a writer (spec: polywire#limits)
         named = f"spark-{uuid.uuid5(uuid.NAMESPACE_URL, named)}"
     return Write(named, transaction.number)

@@ -177,6 +177,9 @@ def test_staged_batches_are_published_once(connection: BulkConnection) -> None:
     first = connection.publish("query", 0, [token])
     assert (first.duplicate, first.ranges) == (False, (("t", 0, 0, 2),))
     assert connection.publish("query", 0, [token]).duplicate
+    for name in ("quer", "quera", "query2"):
+        connection.publish(name, 7, [])
+    assert [connection.last_publish(name) for name in ("query", "quer", "queryy", "q")] == [0, 7, None, None]
     connection.abandon([token])
     assert values_in(connection, "t") == [b"a", b"b"]
 

@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from polywire.client import bulk
 from polywire.clock import Clock, SystemClock
 from polywire.errors import ErrorCode, Invalid
 from polywire.spark.pipelines.queries import SOURCE, Checkpoint, Ran, located
 from polywire.spark.progress import BatchProgress, OnProgress
+from polywire.spark.sink import Topics
 
 SLICES_MAX: Final = 1_000_000
 SECOND_US: Final = 1_000_000
-POSITION: Final = "replayed.json"
+CHECKPOINT_FILE: Final = "replayed.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,25 @@ class Span:
         return -(-(self.end_us - self.start_us) // self.slice_us)
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The content of a checkpoint: which replay it belongs to, and how far it is.
+
+    Attributes:
+        name: identifies the replay to the broker.
+        output: topic to write.
+        topic_id: id of that topic; empty if an earlier version has created the checkpoint.
+        done: number of slices that were written.
+        span: start, end and length of the slices, in microseconds.
+    """
+
+    name: str
+    output: str
+    topic_id: str
+    done: int
+    span: list[int]
+
+
 def replay(
     spark: SparkSession,
     path: Annotated[str | Path, "folder of the table (Parquet)"],
@@ -66,12 +87,14 @@ def replay(
 ) -> Ran:
     """Write a table's rows into a topic, ordered by time. Rows without a time come first.
 
-    Raises Invalid if no row has a time, and the error of a failed write.
+    Raises Invalid if no row has a time, or if the checkpoint belongs to a replay of another table or into another topic,
+    and the error of a failed write.
     """
     table = spark.read.parquet(str(path))
     span = _span(table, time_column, slice_seconds)
-    state_path = Path(checkpoint) / POSITION
-    name, done = _position(state_path, output, span)
+    state_path = Path(checkpoint) / CHECKPOINT_FILE
+    position = _position(state_path, output, span, lambda: _topic_id(address, output))
+    done = position.done
     ticker = clock or SystemClock()
     records = batches = 0
     began = ticker.monotonic()
@@ -81,8 +104,8 @@ def replay(
         _wait(ticker, began, (number - done) * span.slice_us, speed)
         at = ticker.monotonic()
         rows = _slice(table, time_column, first, end, with_null=number == 0)
-        written = _write(rows, key=key, value=value, address=address, output=output, name=name, number=number)
-        _remember(state_path, name, number + 1, span)
+        written = _write(rows, key=key, value=value, address=address, position=position, number=number)
+        _remember(state_path, replace(position, done=number + 1))
         records, batches = records + written, batches + 1
         if on_progress is not None:
             rate = written / max(ticker.monotonic() - at, 1e-9)
@@ -109,44 +132,63 @@ def _slice(table: DataFrame, time_column: str, first: int, end: int, *, with_nul
     return table.where(inside | instant.isNull() if with_null else inside).orderBy(instant)
 
 
-def _write(rows: DataFrame, *, key: str | None, value: str, address: str, output: str, name: str, number: int) -> int:
+def _write(rows: DataFrame, *, key: str | None, value: str, address: str, position: Position, number: int) -> int:
     columns: Sequence[str] = [f"{value} as value", *([f"{key} as key"] if key is not None else [])]
     records = rows.selectExpr(*columns).persist()
     try:
         count = records.count()
         if count:
-            writer = located(records.write.format(SOURCE), address).mode("append").option("topic", output)
-            writer.option("txnAppId", name).option("txnId", number).save()
+            writer = located(records.write.format(SOURCE), address).mode("append").option("topic", position.output)
+            writer.option("txnAppId", position.name).option("txnId", number).save()
         return count
     finally:
         records.unpersist()
 
 
-def _position(path: Path, output: str, span: Span) -> tuple[str, int]:
-    """Return the name of the run and the number of slices that it has written.
+def _topic_id(address: str, output: str) -> str:
+    """Return the id of the output topic, which is created if it does not exist."""
+    return Topics(bulk.connect(address), create=True)[output].id.hex()
 
-    Raises Invalid if the checkpoint belongs to another replay.
+
+def _position(path: Path, output: str, span: Span, topic_id: Callable[[], str]) -> Position:
+    """Return the position in a checkpoint, which is created if it does not exist.
+
+    Raises Invalid if the checkpoint belongs to another replay. Otherwise the replay would write nothing, or only the
+    slices that the other one did not write.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     requested = [span.start_us, span.end_us, span.slice_us]
     if not path.exists():
-        name = f"replay-{output}-{time.time_ns():x}"
-        _remember(path, name, 0, span)
-        return name, 0
-    known = json.loads(path.read_text(encoding="utf-8"))
-    if known["span"] != requested:
+        position = Position(f"replay-{output}-{time.time_ns():x}", output, topic_id(), 0, requested)
+        _remember(path, position)
+        return position
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    stored_output = stored["name"].removeprefix("replay-").rpartition("-")[0]  # of checkpoints of earlier versions
+    known = Position(**{"output": stored_output, "topic_id": "", **stored})
+    if known.output != output:
         raise Invalid(
             ErrorCode.INVALID_REQUEST,
-            f"the checkpoint belongs to another table or to other slices checkpoint={known['span']} requested={requested}",
+            f"the checkpoint belongs to a replay into another topic (use another checkpoint) checkpoint={known.output!r} "
+            f"requested={output!r}",
         )
-    return str(known["name"]), int(known["done"])
+    if known.span != requested:
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            f"the checkpoint belongs to another table or to other slices checkpoint={known.span} requested={requested}",
+        )
+    found = topic_id()
+    if known.topic_id not in ("", found):
+        raise Invalid(
+            ErrorCode.INVALID_REQUEST,
+            "the output topic was created again, or is on another broker, since the replay began (use another checkpoint) "
+            f"topic={output!r} checkpoint={known.topic_id} found={found}",
+        )
+    return replace(known, topic_id=found)
 
 
-def _remember(path: Path, name: str, done: int, span: Span) -> None:
+def _remember(path: Path, position: Position) -> None:
     new = path.with_suffix(".new")
-    new.write_text(
-        json.dumps({"name": name, "done": done, "span": [span.start_us, span.end_us, span.slice_us]}), encoding="utf-8"
-    )
+    new.write_text(json.dumps(asdict(position)), encoding="utf-8")
     new.replace(path)
 
 
