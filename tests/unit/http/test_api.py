@@ -86,7 +86,7 @@ def test_records_are_produced_and_read(site: Site) -> None:
         ("/topics/t/settings", {"retention_bites": 1}, "no such field"),
         ("/sql", {"statement": "select 1", "row": 1}, "did you mean 'rows'?"),
         ("/users/u", {"password": "p", "permission": []}, "did you mean 'permissions'?"),
-        ("/quotas", {"user": "u", "prodcue": 1}, "did you mean 'produce'?"),
+        ("/quotas", {"user": "u", "produces": 1}, "did you mean 'produce'?"),
     ],
 )
 def test_a_misspelled_field_is_refused(site: Site, path: str, body: Mapping[str, Any], reason: str) -> None:
@@ -98,7 +98,7 @@ def test_a_misspelled_field_is_refused(site: Site, path: str, body: Mapping[str,
 
 def test_a_misspelled_parameter_is_refused(site: Site) -> None:
     store(site, "t", [b"a"])
-    for path in ("/topics/t/download?parition=0", "/topics/t/partitions/0/records?ofset=1", "/overview?x=1"):
+    for path in ("/topics/t/download?partitions=0", "/topics/t/partitions/0/records?ofset=1", "/overview?x=1"):
         answer = site.ask("GET", PREFIX + path)
         assert (answer.status, answer.code) == (400, "invalid_request"), path
 
