@@ -334,7 +334,10 @@ def test_state_needs_versions(spark: SparkSession, served: Served, topic: str, t
 
 
 def test_quality_of_a_table_of_raw_records(spark: SparkSession, served: Served, topic: str, tmp_path: Path) -> None:
-    fill(served.connection, topic, [10, 5])
+    fill(served.connection, topic, [10, 4])
+    put(served, topic, [b"\xff\x00"], partition=1)  # Avro, for instance
+    found = quality(spark, address=served.address, topic=topic, expected=15)
+    assert (found.sound, [part.records for part in found.partitions]) == (True, [10, 5])
     land(spark, served.address, topic, tmp_path / "table", tmp_path / "checkpoint")
     found = quality(spark, path=tmp_path / "table", expected=15)
     assert (found.sound, [part.records for part in found.partitions]) == (True, [10, 5])

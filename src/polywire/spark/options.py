@@ -468,11 +468,16 @@ def _timed(options: Mapping[str, str], single: str, many: str) -> ByTime | None:
     """Return times in µs. Kafka's options have milliseconds."""
     if single in options:
         time_ms = count(options, single, zero=True)
-        return ByTime(time_us=(time_ms or 0) * 1000, times_us={})
+        return ByTime(time_us=_us(time_ms or 0), times_us={})
     if many in options:
         times_ms = _by_partition(many, options[many], lowest=0)
-        return ByTime(time_us=None, times_us={key: time_ms * 1000 for key, time_ms in times_ms.items()})
+        return ByTime(time_us=None, times_us={key: _us(time_ms) for key, time_ms in times_ms.items()})
     return None
+
+
+def _us(time_ms: int) -> int:
+    """Return a time in µs. Times that do not fit 64 bits are after all records, like the last one that does."""
+    return min(time_ms * 1000, NUMBER_MAX)
 
 
 def _by_partition(name: str, text: str, *, lowest: int) -> dict[PartitionKey, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,13 @@ def test_subscriptions() -> None:
     assert pattern.subscription.pattern == "or.*"
     assigned = read_options({"address": "a:1", "assign": '{"b":[1,0],"a":[2]}'}, streaming=False)
     assert assigned.subscription.partitions == (("a", 2), ("b", 0), ("b", 1))
+
+
+def test_times_that_do_not_fit_are_after_all_records() -> None:
+    largest = 2**63 - 1
+    assert read(startingTimestamp=str(largest)).starting == ByTime(largest, {})
+    many = read(startingOffsetsByTimestamp=json.dumps({"orders": {"0": largest}}))
+    assert many.starting == ByTime(None, {PartitionKey("orders", 0): largest})
 
 
 def test_offset_options() -> None:

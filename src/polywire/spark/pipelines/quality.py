@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from polywire.errors import ErrorCode, Invalid
-from polywire.spark.functions import CORRUPT, VALUE
+from polywire.spark.functions import CORRUPT, VALUE, parser
 from polywire.spark.pipelines.queries import Parser, parsed, topic_rows
 
 COLOURS: Final = ("#3b6ea5", "#e08e3c", "#4f9d69", "#a05195", "#c8553d", "#6c8ebf", "#8a8d3f", "#58a4b0")
@@ -314,6 +314,11 @@ def _bytes(number: int) -> str:
     return f"{number} B"
 
 
+def _unparsed(records: DataFrame) -> DataFrame:
+    """Return records whose values are not checked, because nothing says what they should be."""
+    return parser("text")(records).withColumn(CORRUPT, f.lit(None).cast("string"))
+
+
 def quality(
     spark: SparkSession,
     *,
@@ -334,7 +339,7 @@ def quality(
     if (topic is None) == (path is None) or (topic is not None and address is None):
         raise Invalid(ErrorCode.INVALID_REQUEST, "quality needs the settings address and topic, or path")
     if topic is not None and address is not None:
-        rows = parsed(topic_rows(spark, address, topic, headers=True), parse or "text")
+        rows = parsed(topic_rows(spark, address, topic, headers=True), parse or _unparsed)
     else:
         rows = _of_table(spark.read.parquet(str(path)))
     rows = _measured(rows, sequence, producer).persist()
