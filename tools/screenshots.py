@@ -288,7 +288,7 @@ def stage(folder: Path) -> Iterator[tuple[BrokerProcess, Page]]:
     """Start a broker with users, a bucket, tables and sample data, and a browser."""
     program = find_browser()
     assert program is not None, "no browser: install chromium"
-    add_user(folder / "users", USER, PASSWORD, "")
+    add_user(folder / "users", USER, PASSWORD, "all")
     add_user(folder / "users", "reader", PASSWORD, "consume@shop,group@shop,read_servers")
     options = [
         *("--users", str(folder / "users"), "--bucket", f"file://{folder / 'bucket'}", "--node", "broker-1"),

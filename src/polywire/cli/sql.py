@@ -92,8 +92,10 @@ def _printable(value: object, *, is_nested: bool) -> object:
         case float():
             return value if isfinite(value) else str(value)
         case Decimal():
-            is_whole = value.as_tuple().exponent == 0
-            return int(value) if is_whole else str(value)  # a float may not have all digits
+            if value.as_tuple().exponent == 0:
+                return int(value)
+            number = float(value)
+            return number if Decimal(repr(number)) == value else str(value)  # a float may not have all digits
         case bytes():
             return value.decode("utf-8", "backslashreplace")
         case datetime():
