@@ -5,8 +5,8 @@ A command without a case fails the suite. The expected outcome of a case follows
 
 from __future__ import annotations
 
-from array import array
 import json
+from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
