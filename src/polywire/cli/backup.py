@@ -25,7 +25,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -37,13 +37,13 @@ from cyclopts import App, Parameter
 from polywire.cli.doctor import (
     EXIT_DAMAGED,
     EXITS,
-    below,
-    directories,
     empty_state,
     examined_offline,
     exit_code,
     logs_on_stderr,
-    print_examined,
+    parts_of,
+    placed,
+    print_unsound,
     unsound,
 )
 from polywire.cli.output import Failed, ListFormat, note, print_list
@@ -122,12 +122,18 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class NewBackup:
-    """A new backup, and what was found in the segments that were copied for it."""
+class _Taken:
+    """The facts about a part of a backup, and what was found in the segments that were copied for it."""
 
-    path: Path
     facts: Facts
     findings: Sequence[Finding]
+
+
+@dataclass(frozen=True, slots=True)
+class NewBackup(_Taken):
+    """A new backup."""
+
+    path: Path
 
 
 def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop, clock: Clock) -> NewBackup:
@@ -143,47 +149,37 @@ def take_backup(directory: Path, shelf: Path, *, replay: MakeReplay, loop: Loop,
     make_directories(SYSTEM_FILES, shelf)
     with _locked(shelf):
         taken_at = datetime.fromtimestamp(clock.now_us() // 1_000_000, UTC)
-        parts = [below(directory, path) for path in directories(directory)]
-        _remove_other_parts(shelf / UNFINISHED, parts)
-        taken = [_PartInProgress(directory, shelf, part, replay, loop).take(taken_at) for part in parts]
+        parts = parts_of(directory)
+        for part in set(parts_of(shelf / UNFINISHED)) - set(parts):
+            shutil.rmtree(shelf / UNFINISHED / part)  # of an interrupted backup of more processes
+        taken = {part: _PartInProgress(directory, shelf, part, replay, loop).take(taken_at) for part in parts}
         return _finish(shelf, taken, taken_at)
 
 
-def _remove_other_parts(unfinished: Path, parts: Sequence[str]) -> None:
-    """Remove what an interrupted backup of a directory with more processes has left."""
-    for path in directories(unfinished):
-        if below(unfinished, path) not in parts:
-            shutil.rmtree(path)
-
-
-def _finish(shelf: Path, taken: Sequence[NewBackup], taken_at: datetime) -> NewBackup:
+def _finish(shelf: Path, taken: Mapping[str, _Taken], taken_at: datetime) -> NewBackup:
     """Give the backup its final name, which makes it complete."""
-    first = taken[0]
+    facts = [each.facts for each in taken.values()]
     total = replace(
-        first.facts,
-        segments=sum(part.facts.segments for part in taken),
-        bytes=sum(part.facts.bytes for part in taken),
-        copied_segments=sum(part.facts.copied_segments for part in taken),
-        copied_bytes=sum(part.facts.copied_bytes for part in taken),
-        damaged=[below(first.path, part.path) + name for part in taken for name in part.facts.damaged],
+        facts[0],
+        segments=sum(each.segments for each in facts),
+        bytes=sum(each.bytes for each in facts),
+        copied_segments=sum(each.copied_segments for each in facts),
+        copied_bytes=sum(each.copied_bytes for each in facts),
+        damaged=[part + name for part, each in taken.items() for name in each.facts.damaged],
     )
-    for part in (*taken[1:], replace(first, facts=total)):
-        content = json.dumps(asdict(part.facts), indent=2).encode() + b"\n"
-        path = part.path / FACTS
+    for part, each in taken.items():
+        content = json.dumps(asdict(each.facts if part else total), indent=2).encode() + b"\n"
+        path = shelf / UNFINISHED / part / FACTS
         replace_file(SYSTEM_FILES, path, [content], temporary=path.with_name(f".{FACTS}"), mode=NEW_MODE)
     name = stem = taken_at.strftime("%Y%m%dT%H%M%SZ")
     number = 1
     while (shelf / name).exists():
         number += 1
         name = f"{stem}-{number}"
-    SYSTEM_FILES.rename(first.path, shelf / name)
+    SYSTEM_FILES.rename(shelf / UNFINISHED, shelf / name)
     SYSTEM_FILES.sync_directory(shelf)
-    findings = [
-        replace(finding, path=below(first.path, part.path) + finding.path)
-        for part in taken
-        for finding in part.findings
-    ]
-    return NewBackup(shelf / name, total, findings)
+    findings = [finding for part, each in taken.items() for finding in placed(each.findings, part)]
+    return NewBackup(total, findings, shelf / name)
 
 
 def list_backups(shelf: Path) -> list[str]:
@@ -230,10 +226,9 @@ def restore_backup(backup: Path, directory: Path, *, replay: MakeReplay, loop: L
     findings: list[Finding] = []
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
-        for part in [below(backup, path) for path in directories(backup)]:
+        for part in parts_of(backup):
             _copy_folders(backup / part, unfinished / part)
-            found = examine_copy(unfinished / part, replay, loop)
-            findings += [replace(finding, path=part + finding.path) for finding in found]
+            findings += placed(examine_copy(unfinished / part, replay, loop), part)
         broken = [finding for finding in findings if finding.severity is Severity.BROKEN]
         if broken:
             reason = f"{broken[0].message} path={str(backup / broken[0].path)!r}"
@@ -271,7 +266,7 @@ class _PartInProgress:
     Each segment there is complete and synced before it gets its name.
 
     Args:
-        part: path of the log's directory below the data directory, as ``below`` returns it.
+        part: path of the log's directory below the data directory.
     """
 
     def __init__(self, directory: Path, shelf: Path, part: str, replay: MakeReplay, loop: Loop) -> None:
@@ -284,7 +279,7 @@ class _PartInProgress:
         self._copied: dict[str, int] = {}
         """Size in bytes of each segment that was copied instead of linked."""
 
-    def take(self, taken_at: datetime) -> NewBackup:
+    def take(self, taken_at: datetime) -> _Taken:
         """Copy the log. Raises the errors of ``take_backup``."""
         for _ in range(COPIES_MAX):
             try:
@@ -297,7 +292,7 @@ class _PartInProgress:
             f"the journal changes faster than it can be copied attempts={COPIES_MAX} reason={reason!r}",
         )
 
-    def _try(self, taken_at: datetime) -> NewBackup:
+    def _try(self, taken_at: datetime) -> _Taken:
         """Raises _LogChanged, and the errors of ``take_backup``."""
         if (self._unfinished / _COPIED).exists():
             shutil.rmtree(self._unfinished / _COPIED)
@@ -324,7 +319,7 @@ class _PartInProgress:
             copied_bytes=sum(self._copied[name] for name in copied),
             damaged=sorted({finding.path for finding in findings if finding.severity is not Severity.SOUND}),
         )
-        return NewBackup(self._unfinished, facts, findings)
+        return _Taken(facts, findings)
 
     # One consistent state
 
@@ -592,9 +587,7 @@ def list_all(shelf: Shelf, *, output: Output = ListFormat.TABLE) -> None:
 def verify(backup: BackupPath, *, output: Output = ListFormat.TABLE) -> int:
     """Read all data of a backup and list damaged files and records."""
     path = find_backup(backup)
-    found = examined_offline(path)
-    print_examined([replace(part, findings=unsound(part.findings)) for part in found], output)
-    findings = [finding for part in found for finding in part.findings]
+    findings = print_unsound(examined_offline(path), output)
     note(
         f"verified backup={str(path)!r} files={len({found.path for found in findings})} findings={len(unsound(findings))}"
     )

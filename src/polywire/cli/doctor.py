@@ -96,19 +96,14 @@ def doctor(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> int:
     """Check a data directory offline, or a log in a bucket while brokers use it."""
-    if bucket is not None:
-        if rebuild_copies:
-            raise Failed("--rebuild does not apply to a bucket (the object store replicates its data itself)")
-        found = examined(bucket)
-        print_examined(found, output)
-        return exit_code([finding for part in found for finding in part.findings])
-    if rebuild_copies:
-        for directory in directories(data_dir):
-            with opened(directory) as offline:
-                rebuilt = [below(data_dir, directory) + name for name in rebuild(offline, examine(offline))]
-            if rebuilt:
-                note(f"rebuilt {' '.join(rebuilt)}")
-    found = examined_offline(data_dir, overview=True)
+    if bucket is not None and rebuild_copies:
+        raise Failed("--rebuild does not apply to a bucket (the object store replicates its data itself)")
+    for part in parts_of(data_dir) if rebuild_copies else ():
+        with opened(data_dir / part) as offline:
+            rebuilt = [part + name for name in rebuild(offline, examine(offline))]
+        if rebuilt:
+            note(f"rebuilt {' '.join(rebuilt)}")
+    found = examined_offline(data_dir, overview=True) if bucket is None else examined(bucket)
     print_examined(found, output)
     return exit_code([finding for part in found for finding in part.findings])
 
@@ -125,14 +120,14 @@ class Examined:
     findings: Sequence[Finding]
 
 
-def directories(data_dir: Path) -> list[Path]:
-    """Return the directories with a log: ``data_dir``, and those of the broker's other processes below it."""
-    return [directory_of(data_dir, shard) for shard in range(count_shards(data_dir))]
+def parts_of(data_dir: Path) -> list[str]:
+    """Return the paths below a data directory that have a log: "", and one with a ``/`` at its end for each further process."""
+    return ["", *(f"{directory_of(Path(), shard)}/" for shard in range(1, count_shards(data_dir)))]
 
 
-def below(data_dir: Path, directory: Path) -> str:
-    """Return the path below the data directory, with a ``/`` at its end; empty for the data directory itself."""
-    return "" if directory == data_dir else f"{directory.relative_to(data_dir)}/"
+def placed(findings: Sequence[Finding], part: str) -> list[Finding]:
+    """Return findings about a part of a data directory with paths below the data directory."""
+    return [replace(finding, path=part + finding.path) for finding in findings]
 
 
 def examined_offline(data_dir: Path, *, overview: bool = False) -> list[Examined]:
@@ -144,10 +139,9 @@ def examined_offline(data_dir: Path, *, overview: bool = False) -> list[Examined
         overview: also print what each directory contains.
     """
     found = []
-    for directory in directories(data_dir):
-        part = below(data_dir, directory)
-        with opened(directory) as offline:
-            findings = [replace(finding, path=part + finding.path) for finding in examine(offline)]
+    for part in parts_of(data_dir):
+        with opened(data_dir / part) as offline:
+            findings = placed(examine(offline), part)
             found.append(Examined(offline.state, findings))
             if overview:
                 note(f"directory={part} {_overview(offline)}" if part else _overview(offline))
@@ -195,6 +189,12 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 def unsound(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.severity is not Severity.SOUND]
+
+
+def print_unsound(found: Sequence[Examined], output: ListFormat) -> list[Finding]:
+    """Print what is damaged, and return all findings."""
+    print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
+    return [finding for part in found for finding in part.findings]
 
 
 def print_findings(state: Replay, findings: Sequence[Finding], output: ListFormat) -> None:

@@ -15,15 +15,14 @@ from cyclopts import App, Parameter
 from polywire.cli.doctor import (
     EXITS,
     Bucket,
-    Examined,
-    directories,
     empty_state,
     examined,
     examined_offline,
     exit_code,
     logs_on_stderr,
     partition_name,
-    print_examined,
+    parts_of,
+    print_unsound,
     unsound,
 )
 from polywire.cli.output import ListFormat, note, print_list
@@ -57,8 +56,7 @@ def verify(
 ) -> int:
     """Read the journal, its snapshots and every stored batch of a data directory (offline) or a bucket, and list damage."""
     found = examined_offline(data_dir) if bucket is None else examined(bucket)
-    print_examined([Examined(part.state, unsound(part.findings)) for part in found], output)
-    findings = [finding for part in found for finding in part.findings]
+    findings = print_unsound(found, output)
     note(f"verified files={len({finding.path for finding in findings})} findings={len(unsound(findings))}")
     return exit_code(findings)
 
@@ -78,8 +76,8 @@ def repair_log(
     output: Annotated[ListFormat, Parameter(name=("--output", "-o"), help="Output format.")] = ListFormat.TABLE,
 ) -> None:
     """Skip a gap or a damaged group in the journal, and list the lost records."""
-    for directory in directories(data_dir):
-        _repair(directory, dry_run=dry_run, output=output)
+    for part in parts_of(data_dir):
+        _repair(data_dir / part, dry_run=dry_run, output=output)
 
 
 def _repair(directory: Path, *, dry_run: bool, output: ListFormat) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 from cyclopts import App, Parameter
 
 from polywire.choices import unknown
-from polywire.cli.doctor import EXITS, directories, exit_code, opened, partition_name, print_findings, unsound
+from polywire.cli.doctor import EXITS, exit_code, opened, partition_name, parts_of, print_findings, unsound
 from polywire.cli.output import ListFormat, format_time, note, print_list
 from polywire.cli.usage import DATA_DIR, DataDir, examples, settings_file
 from polywire.errors import BrokerError
@@ -92,7 +92,7 @@ def verify(*names: Name, data_dir: DataDir = DATA_DIR, output: Output = ListForm
 
 def _note_others(data_dir: Path) -> None:
     """Say that the directory has segments of other processes, which have the same names."""
-    others = [str(path) for path in directories(data_dir)[1:]]
+    others = [str(data_dir / part) for part in parts_of(data_dir)[1:]]
     if others:
         note(f"segments of the first process only; use --data-dir for those of the others: {' '.join(others)}")
 
