@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum, IntFlag
 from typing import Final
 
@@ -165,11 +165,13 @@ def parse_grants(words: Iterable[str]) -> Grants:
     return Grants(int(everywhere), *({key: int(value) for key, value in kept.items()} for kept in granted))
 
 
-def check_words(words: Iterable[str]) -> None:
-    """Raise Invalid(INVALID_REQUEST) for words that cannot grant anything, or not what their author expects.
+def new_grants(words: Sequence[str]) -> Grants:
+    """Parse words for a user that is created or changed.
 
-    ``parse_grants`` accepts them, because stored grants may have them.
+    Raises the errors of ``parse_grants``, and Invalid(INVALID_REQUEST) for words that cannot grant anything, or not what
+    their author expects. ``parse_grants`` accepts those, because stored grants may have them.
     """
+    grants = parse_grants(words)
     for word in words:
         name, at, resource = word.partition("@")
         if not at:
@@ -184,6 +186,7 @@ def check_words(words: Iterable[str]) -> None:
         else:
             continue
         raise Invalid(ErrorCode.INVALID_REQUEST, f"permission would grant nothing: {word!r} ({reason})")
+    return grants
 
 
 def grant_words(grants: Grants) -> list[str]:

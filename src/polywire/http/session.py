@@ -75,15 +75,19 @@ def request_bytes(data: memoryview, body_bytes_max: int = BODY_BYTES_MAX) -> int
     return end + len(_END) + max(length, 0)
 
 
+def _head(request: memoryview) -> bytes:
+    """Return request line and headers in lower case."""
+    return bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
+
+
 def expects_continue(request: memoryview) -> bool:
     """Return whether the client sends the body only after a response (RFC 9110, 10.1.1), as curl does."""
-    head = bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
-    return b"\r\nexpect: 100-continue" in head
+    return b"\r\nexpect: 100-continue" in _head(request)
 
 
 def is_of_console(request: memoryview) -> bool:
     """Return whether a browser sent a request. Only pages of the console can make a browser do that (``guard``)."""
-    head = bytes(request[:HEAD_BYTES_MAX]).partition(_END)[0].lower()
+    head = _head(request)
     return b"\r\nsec-fetch-site:" in head or b"\r\nx-polywire: console" in head
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -127,7 +127,7 @@ class Topics:
 
     async def _configure(self, call: ApiCall) -> Any:
         topic = self._broker.topic(call.path["topic"])
-        settings = replace(topic.settings, **_settings(call.body, _CHANGEABLE))
+        settings = replace(topic.settings, **_settings(call.body))
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._broker.configure_topic(topic, settings, done=completing(done))
         await done
@@ -136,7 +136,7 @@ class Topics:
     async def _create(self, call: ApiCall) -> Any:
         count = _count(call.body.get(_PARTITIONS, self._broker.settings.partition_count))
         given = {name: value for name, value in call.body.items() if name != _PARTITIONS}
-        settings = TopicSettings(**_settings(given, TOPIC_SETTINGS.keys()))
+        settings = TopicSettings(**_settings(given))
         settings.check()
         done: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         name = TopicName.parse(call.path["topic"])
@@ -184,14 +184,8 @@ def _count(given: Any) -> int:
     return given
 
 
-def _settings(body: Mapping[str, Any], allowed: Collection[str]) -> dict[str, Any]:
-    """Return values of ``TopicSettings`` from a body. Raises Invalid(INVALID_REQUEST)."""
-    unknown = sorted(body.keys() - set(allowed))
-    if unknown:
-        raise Invalid(
-            ErrorCode.INVALID_REQUEST,
-            f"unknown settings, or settings that cannot be changed names={','.join(unknown):.200}",
-        )
+def _settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values of ``TopicSettings`` from a body, whose names were checked. Raises Invalid(INVALID_REQUEST)."""
     given: dict[str, Any] = {}
     for name, value in body.items():
         is_plain = value is None or isinstance(value, int | str)

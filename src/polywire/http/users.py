@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from polywire.broker.access import Access
 from polywire.broker.broker import Broker
-from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Grants, check_words, grant_words, parse_grants
+from polywire.broker.permissions import EVERYTHING, NOTHING, Action, Grants, grant_words, new_grants
 from polywire.broker.users import ROOT_ID, User
 from polywire.errors import ErrorCode, Invalid
 from polywire.http.encoding import Listing, Slices
@@ -176,8 +176,7 @@ def _grants(call: ApiCall) -> Grants | None:
     words = call.body.get("permissions", [])
     if not isinstance(words, list) or len(words) > WORDS_MAX or not all(isinstance(word, str) for word in words):
         raise Invalid(ErrorCode.INVALID_REQUEST, f"permissions must be a list of at most {WORDS_MAX} words")
-    grants = parse_grants(words)
-    check_words(words)
+    grants = new_grants(words)
     return None if grants == Grants(int(NOTHING)) else grants
 
 

@@ -188,9 +188,9 @@ class Presence:
         self._timeout_s = config.node_timeout_s
         self._interval_s = interval_s(self._timeout_s)
         # short timeout: a request that hangs is repeated
-        self._objects = watch.open(timeout_s=self._interval_s)
-        self._nodes = Nodes(self._objects, watch.candidate)
-        self._has_log = watch.has_log
+        objects = watch.open(timeout_s=self._interval_s)
+        self._nodes = Nodes(objects, watch.candidate)
+        self._has_log = partial(watch.has_log, objects)
         self._config = config
         self._name = watch.candidate.name
         self._id = watch.process_id
@@ -270,7 +270,7 @@ class Presence:
             if any(node.start > start for node in nodes):
                 self._deposed("another broker leads with a higher start number")
                 return
-            if not self._has_log(self._objects):
+            if not self._has_log():
                 self._deposed("the bucket has lost the log that this broker leads, or has another one")
                 return
             gone = self._watch.forgotten(nodes)

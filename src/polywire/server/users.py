@@ -16,7 +16,7 @@ from typing import Final
 
 from polywire.broker.access import ConfiguredUser
 from polywire.broker.passwords import PASSWORD_BYTES_MAX, hash_password
-from polywire.broker.permissions import EVERYTHING, check_words, parse_grants
+from polywire.broker.permissions import EVERYTHING, new_grants, parse_grants
 from polywire.broker.scram import Mechanism, make_verifier, parse_verifier
 from polywire.choices import missing
 from polywire.errors import Conflict, ErrorCode, Invalid, Missing
@@ -132,8 +132,7 @@ def _check(permissions: str) -> None:
     words = _words(permissions)
     if not words:
         raise Invalid(ErrorCode.INVALID_REQUEST, "permissions are empty (write all to grant everything)")
-    parse_grants(words)
-    check_words(words)
+    new_grants(words)
 
 
 def _no_such_user(name: str, lines: list[str]) -> Missing:

@@ -208,9 +208,8 @@ def _begin(spark: SparkSession, found: Snapshot, place: str) -> tuple[Snapshot, 
         )
     begun = TableState()
     begun.apply(stored["files"])
-    offsets = (
-        dict.fromkeys(incarnations, source_options.EARLIEST_OFFSET) | stored["offsets"]
-    )  # partitions may have been added
+    # partitions may have been added
+    offsets = dict.fromkeys(incarnations, source_options.EARLIEST_OFFSET) | stored["offsets"]
     return replace(found, url=stored["url"], files=tuple(begun.files.values()), ranges=()), offsets
 
 

@@ -156,7 +156,7 @@ OTHERS: Final = (
 def test_replies_of_another_protocols_port(wire: str, answer: bytes) -> None:
     """The error names the address and advises to check the port."""
     if (wire, answer[:1]) in (("flux", b"V"), ("cursus", b"\0"), ("iggy", b"\xb6")):
-        pytest.skip("its own port")
+        pytest.skip("begins like an answer of this protocol, so it does not tell of another port")
     _, error = asyncio.run(visits(wire, answer, ask_once))
     assert error.message.startswith("cannot connect: ")
     assert " address=127.0.0.1:" in error.message
